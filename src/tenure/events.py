@@ -1,0 +1,194 @@
+"""Facts: immutable records of what happened, and the bounded log they are told to.
+
+Policies learn from facts, metrics count them, traces and event streams carry them. Nothing else tells what happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tenure.types import BlockId, Fate, Finish, Key, LimitCause, Receipt, SeqId, Timings, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Base of all facts; `at` is the time of the clock that the caller holds, in seconds."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored(Fact):
+    """A block became shareable. `tokens` is how many it holds (a tail holds fewer than a full block)."""
+
+    key: Key
+    parent: Key | None
+    block: BlockId
+    tier: str
+    codec: str
+    tokens: int
+    ids: tuple[int, ...]
+    """The block's token ids, for event streams that carry them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGone(Fact):
+    """A key left a tier; the only way one does."""
+
+    key: Key
+    block: BlockId
+    tier: str
+    fate: Fate
+    by: str
+    reason: str
+    recompute_tokens: int
+    idle_s: float
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReused(Fact):
+    """A stored block was leased again, `gap_s` seconds after its last use."""
+
+    key: Key
+    tier: str
+    tokens: int
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestQueued(Fact):
+    request: str
+    prompt_tokens: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused(Fact):
+    request: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStarted(Fact):
+    """First admitted into a step; how much of its prompt was held, and why not more."""
+
+    request: str
+    queue_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    miss: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFirst(Fact):
+    """The first token of a request came `ttft_s` seconds after it arrived."""
+
+    request: str
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePaused(Fact):
+    """A running sequence gave its blocks back; they stay cached until evicted."""
+
+    request: str
+    seq: SeqId
+    by: str
+    reason: str
+    freed_blocks: int
+    recompute_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResumed(Fact):
+    request: str
+    seq: SeqId
+    recomputed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone(Fact):
+    """One step ended: rows by phase and how long it took."""
+
+    number: int
+    decode_rows: int
+    prefill_rows: int
+    step_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDone(Fact):
+    """The end of a request, exactly one for each that was accepted."""
+
+    request: str
+    finishes: tuple[Finish, ...]
+    limit_cause: LimitCause | None
+    usage: Usage
+    receipt: Receipt
+    timings: Timings
+    e2e_s: float
+    ttft_s: float | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared(Fact):
+    """All unleased blocks were dropped on request."""
+
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FactsMissed(Fact):
+    """A reader came so late that `count` facts had already left the bounded log."""
+
+    count: int
+
+
+Listener = Callable[[Fact], None]
+
+
+class FactLog:
+    """A bounded, numbered log of facts with listeners.
+
+    One thread emits. Readers on other threads call `since`, which copies; listeners run on the emitting thread and
+    must be quick and must not raise.
+    """
+
+    def __init__(self, capacity: int = 65_536) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, not {capacity}")
+        self._facts: deque[Fact] = deque(maxlen=capacity)
+        self._next = 0
+        self._listeners: list[Listener] = []
+
+    @property
+    def next_seq(self) -> int:
+        """The number the next fact will get."""
+        return self._next
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def emit(self, fact: Fact) -> None:
+        self._facts.append(fact)
+        self._next += 1
+        for listener in self._listeners:
+            listener(fact)
+
+    def since(self, seq: int) -> tuple[list[Fact], int, int]:
+        """Facts numbered from `seq` on, the number to ask for next, and how many in between are gone."""
+        while True:
+            upto = self._next
+            try:
+                held = list(self._facts)
+            except RuntimeError:  # the deque moved under the copy: another thread emitted; copy again
+                continue
+            if upto == self._next:
+                break
+        first = upto - len(held)
+        missed = max(0, first - seq)
+        return held[max(0, seq - first) :], upto, missed

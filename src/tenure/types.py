@@ -1,0 +1,235 @@
+"""The nouns that cross layers: frozen records and typed ids, no behaviour beyond arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, NewType
+
+Token = int
+BlockId = NewType("BlockId", int)
+"""Where a block lies in a tier: an index from 0 to capacity − 1."""
+SeqId = NewType("SeqId", int)
+Key = NewType("Key", bytes)
+"""Content name of a block: 16 bytes, chained over scope, lineage and all tokens up to the block's end."""
+
+
+class Lineage(Enum):
+    EXACT = "exact"
+    RECODED = "recoded"
+
+
+class Fate(Enum):
+    """How a block left a tier."""
+
+    COPIED_BELOW = "copied_below"
+    DUPLICATE = "duplicate"
+    RECODED = "recoded"
+    DROPPED = "dropped"
+    EXPIRED = "expired"
+    CORRUPT = "corrupt"
+    REVOKED = "revoked"
+
+    @property
+    def is_loss(self) -> bool:
+        return self in (Fate.DROPPED, Fate.EXPIRED, Fate.CORRUPT, Fate.REVOKED)
+
+
+class Finish(Enum):
+    """Why a sequence ended. `value` is OpenAI's finish_reason, except for the two that no answer carries."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+LimitCause = Literal["max_tokens", "context", "pool", "shutdown"]
+MissReason = Literal[
+    "cold", "content_changed", "retokenised", "reasoning_stripped", "scope_changed", "evicted", "expired", "corrupt",
+    "below_minimum", "unknown",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What must match for two prompts to share. `fingerprint` names model, weights and whatever else computes KV."""
+
+    fingerprint: str
+    adapter: str = ""
+    tenant: str = ""
+    salt: str = ""
+    codec: str = "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, end) of a prompt that message number `message` contributed."""
+
+    start: int
+    end: int
+    message: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[Token, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client wants computed, as integers. `id` is unique among the living."""
+
+    id: str
+    tokens: tuple[Token, ...]
+    scope: Scope
+    sampling: Sampling = field(default_factory=Sampling)
+    n: int = 1
+    priority: int = 0
+    session_id: str | None = None
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOp:
+    """Copy the bytes of block `src` over block `dst`, both on the device."""
+
+    src: BlockId
+    dst: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why reuse ended where it did: the first token that differs and the message it lies in."""
+
+    reason: MissReason
+    at_token: int
+    message: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Tokens [start, end) of the conversation that the model could not see."""
+
+    start: int
+    end: int
+    messages: tuple[int, ...]
+    policy: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What the client is told about its context. prompt_tokens = cached_tokens + computed_tokens, always."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    cached_by_tier: Mapping[str, int]
+    miss: Miss | None
+    forgotten: tuple[Forgotten, ...]
+    codec: Mapping[str, int]
+    preempted: int
+    recomputed_tokens: int
+    queue_ms: float
+    context_limit: int
+    context_used: int
+    limit_cause: LimitCause | None = None
+    """What ended a `length` finish."""
+    max_tokens_requested: int | None = None
+    max_tokens_granted: int | None = None
+    """Both set when max_tokens was clamped to what the context leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request; the prompt counts once whatever n is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds and tokens of the two phases (llama.cpp's `timings`)."""
+
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+    cache_n: int
+    queue_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one sequence in a step: `tokens` at positions start, start+1, …; `blocks` covers all of them.
+
+    `sample` asks for a token after the last row; `counter` is that token's number within the answer.
+    """
+
+    seq: SeqId
+    request: str
+    index: int
+    start: int
+    tokens: Sequence[Token]
+    blocks: Sequence[BlockId]
+    sample: bool
+    counter: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One pass over the model: first the copies, then the rows."""
+
+    number: int
+    copies: tuple[CopyOp, ...]
+    rows: tuple[Rows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave: a token per sampled sequence, which of them ended on a stop, and how long it took."""
+
+    number: int
+    tokens: Mapping[SeqId, Token]
+    stopped: frozenset[SeqId]
+    """Sequences whose newest token completed a stop (eos, stop id or stop string), found by the engine."""
+    failed: Mapping[SeqId, str]
+    """Sequences that cannot go on (non-finite logits), with the reason."""
+    step_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one sequence of a request: the token it got (None when it only ended) and whether it ended."""
+
+    request: str
+    seq: SeqId
+    index: int
+    token: Token | None
+    finish: Finish | None
+    limit_cause: LimitCause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last word on a request, exactly one for each."""
+
+    request: str
+    usage: Usage
+    receipt: Receipt
+    timings: Timings
+    error: str | None = None
