@@ -225,6 +225,19 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """News of choice `index` as the client sees it: text that is safe to show (no half characters, no half stops)."""
+
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+    finish: Finish | None = None
+    limit_cause: LimitCause | None = None
+    stopped_by: str | int | None = None
+    """The stop string or stop id that ended it, when one did (not eos)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The last word on a request, exactly one for each."""
 
@@ -233,3 +246,39 @@ class Done:
     receipt: Receipt
     timings: Timings
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Blocks of a tier by state; leased + cached + free = total, always."""
+
+    leased: int
+    cached: int
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the engine holds at one moment, safe to read from any thread. Bytes, tokens, seconds."""
+
+    running: int
+    waiting: int
+    queued_tokens: int
+    pool: PoolCounts
+    block_tokens: int
+    block_bytes: int
+    codec: str
+    arena_bytes: int
+    weight_bytes: int
+    budget_bytes: int
+    context_limit: int
+    max_num_seqs: int
+    conversations_that_fit: int
+    """How many conversations of the full context length the pool holds."""
+    predicted_start_s: float
+    steps: int
+    leaked_blocks: int
+    eviction: str
+    pressure: str
+    overflow: str

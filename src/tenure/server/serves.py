@@ -1,0 +1,89 @@
+"""The seam between HTTP and whatever serves: all that the server knows of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tenure.events import FactLog
+from tenure.types import Done, Piece, Request, Scope, Snapshot, Span, Token
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What clients may know of the served model. `context_limit` is in tokens, the answer included."""
+
+    id: str
+    created: int
+    context_limit: int
+    vocab: int
+    weights: str
+    codec: str
+    fingerprint: str
+    has_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt and the token range each message contributed."""
+
+    tokens: tuple[Token, ...]
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`alive`: the engine thread works. `ready`: it takes requests; otherwise `cause` says why not."""
+
+    alive: bool
+    ready: bool
+    cause: str | None
+
+
+class Handle(Protocol):
+    """A request under way. Iterating gives Pieces and ends after one Done."""
+
+    @property
+    def request(self) -> Request: ...
+
+    def __aiter__(self) -> AsyncIterator[Piece | Done]: ...
+
+    def cancel(self) -> None:
+        """Free everything within one step; the iteration then ends with its Done. Safe to call twice."""
+        ...
+
+
+class Serves(Protocol):
+    """The engine as the server sees it. All methods but `drain` return at once."""
+
+    facts: FactLog
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, session_id: str | None, scope: Scope) -> Prompt:
+        """Template and tokenise a chat. With a session, its own earlier answers are spliced in by their exact ids."""
+        ...
+
+    def encode(self, text: str, *, special: bool = True) -> list[Token]: ...
+
+    def decode(self, tokens: Sequence[Token]) -> str: ...
+
+    def scope(self, *, tenant: str, salt: str) -> Scope: ...
+
+    def submit(self, request: Request) -> Handle:
+        """Take a request, or raise the RequestError that refuses it, at once. Called from the event loop's thread."""
+        ...
+
+    def stats(self) -> Snapshot: ...
+
+    def health(self) -> Health: ...
+
+    def reset_prefix_cache(self) -> int:
+        """Drop all unleased blocks; the number dropped."""
+        ...
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new work, let what runs finish within `grace_s`, then end the rest with an explicit terminal event."""
+        ...
