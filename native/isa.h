@@ -6,7 +6,7 @@
 
 namespace tenure {
 
-// Ascending: a level includes everything below it. `avx2` needs avx2+fma+f16c; `avx512` needs f, bw, vl, dq, vbmi,
+// Ascending: a level includes everything below it. `avx2` needs avx2+fma+f16c; `avx512` needs f, bw, vl, dq,
 // vnni and bf16 (Zen 4 and later, Cooper Lake / Sapphire Rapids and later).
 enum class IsaLevel : int { portable = 0, avx2 = 1, avx512 = 2 };
 

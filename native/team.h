@@ -43,7 +43,8 @@ private:
     void perform(int item, int thread);
     void await_region();
     void serve(int thread);
-    bool await_work(uint64_t& seen);
+    bool await_work();
+    bool has_work() const;
 
     // (epoch << 24) | items not yet claimed. Claiming is one compare-and-swap on both, so a worker that wakes up late
     // cannot claim from a region that is over; and it reads the fields below only after a claim, while the region is
