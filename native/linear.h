@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "buffer.h"
 #include "isa.h"
@@ -20,6 +21,9 @@ namespace tenure {
 // int4: value = scale * q + min, q in 0..15, groups of 32 along K, scale and min f16 (Q4_1; Q4_0 with min = -8 * scale).
 // int8 and int4 quantise x to 8 bits with one f32 scale per 32 values.
 enum class Format : uint8_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
+
+// By name ("f32", "bf16", "int8", "int4"); throws std::invalid_argument when unknown.
+Format format_named(const std::string& name);
 
 constexpr int kGroup = 32;   // values that share a scale, along K
 constexpr int kPanel = 32;   // outputs packed side by side
