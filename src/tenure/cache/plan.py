@@ -1,0 +1,67 @@
+"""Questions to the cache and its answers: frozen records, never internals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tenure.cache.lease import Lease, LeaseId
+from tenure.policy.base import Shortfall
+from tenure.types import BlockId, Key, Scope, Token
+
+__all__ = ["Ask", "Head", "Match", "Plan", "Shortfall"]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first `tokens` tokens of a held block that can be taken by copying it; `whole` when it is a tail held
+    by nobody that matched to its end, so that it can be taken over as it is."""
+
+    key: Key
+    block: BlockId
+    tokens: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest held prefix of some tokens: `tokens` = B · len(blocks) + (head.tokens if head else 0)."""
+
+    tokens: int
+    keys: tuple[Key, ...]
+    """Keys of the matching full blocks, in order."""
+    blocks: tuple[BlockId, ...]
+    head: Head | None
+    awaited: LeaseId | None
+    """The live lease that has promised (is computing) the next full block of these tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Blocks wanted. Without a lease: for a new sequence of `tokens`, with room for `room` ≥ len(tokens) tokens.
+    With one: for the same sequence to grow to `room` (`tokens` is not looked at)."""
+
+    scope: Scope
+    tokens: Sequence[Token]
+    room: int
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `apply` would do, as data; good for one `epoch` of the cache."""
+
+    epoch: int
+    scope: Scope
+    lease: Lease | None
+    reused: tuple[Key, ...]
+    """Full blocks to lease, in order."""
+    head: Head | None
+    """Taken over when whole, else copied into the first block taken."""
+    takes: int
+    """Blocks to take from the free ones, once the victims are gone."""
+    victims: tuple[Key, ...]
+    """Blocks to evict, in order: each is a leaf when its turn comes."""
+    promises: tuple[Key, ...]
+    """Full blocks of the prompt that this sequence is going to compute."""
+    reused_tokens: int
