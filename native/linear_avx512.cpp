@@ -31,17 +31,23 @@ TENURE_INLINE void fetch_ahead(const std::byte* at) {
     _mm_prefetch(reinterpret_cast<const char*>(at + kAhead), _MM_HINT_T0);
 }
 
-// Stores one row of a panel: adds the bias, adds to what is there, or neither; never writes beyond n.
-TENURE_INLINE void finish(const Block& b, int row, int panel, __m512 (&sum)[2]) {
-    float* y = b.y + row * b.y_stride + panel * kPanel;
-    for (int j = 0; j < 2; ++j) {
-        const int left = b.w->n - panel * kPanel - 16 * j;
-        if (left <= 0) return;
-        const __mmask16 mask = left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
-        __m512 v = sum[j];
-        if (b.bias) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, b.bias + panel * kPanel + 16 * j));
-        if (b.accumulate) v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y + 16 * j), v);
-        _mm512_mask_storeu_ps(y + 16 * j, mask, v);
+// Stores 16 outputs of one row: adds the bias, adds to what is there, or neither; never writes beyond n.
+TENURE_INLINE void finish(const Block& b, int row, int first, __m512 v) {
+    const int left = b.w->n - first;
+    if (left <= 0) return;
+    const __mmask16 mask = left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
+    float* y = b.y + row * b.y_stride + first;
+    if (b.bias) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, b.bias + first));
+    if (b.accumulate) v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), v);
+    _mm512_mask_storeu_ps(y, mask, v);
+}
+
+template <int R>
+TENURE_INLINE void finish_tile(const Block& b, int row, int panel, __m512 (&sum)[R][2]) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+        finish(b, row + r, panel * kPanel, sum[r][0]);
+        finish(b, row + r, panel * kPanel + 16, sum[r][1]);
     }
 }
 
@@ -51,12 +57,14 @@ TENURE_INLINE void plain_tile(const Block& b, int row, int panel) {
     const std::byte* w = b.w->data.as<std::byte>() + panel * b.w->panel_bytes();
     const std::byte* x = b.x + row * b.x_stride;
     __m512 sum[R][2];
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     const int steps = F == Format::f32 ? b.w->k : (b.w->k + 1) / 2;
     for (int s = 0; s < steps; ++s, w += 128, x += 4) {
         const __m512i w0 = _mm512_load_si512(w), w1 = _mm512_load_si512(w + 64);
         fetch_ahead(w);
         fetch_ahead(w + 64);
+#pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
             const __m512i v = broadcast32(x + r * b.x_stride);
             if constexpr (F == Format::f32) {
@@ -68,13 +76,14 @@ TENURE_INLINE void plain_tile(const Block& b, int row, int panel) {
             }
         }
     }
-    for (int r = 0; r < R; ++r) finish(b, row + r, panel, sum[r]);
+    finish_tile<R>(b, row, panel, sum);
 }
 
 // The exact integer dot products of one group, 32 outputs by R rows. `q` points at the group's bytes.
 template <Format F, int R>
 TENURE_INLINE void dot_group(const std::byte* q, const std::byte* x, int64_t stride, __m512i (&dot)[R][2]) {
     const __m512i nibble = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
     for (int s = 0; s < 8; ++s) {
         __m512i w0, w1;
         if constexpr (F == Format::int8) {
@@ -95,6 +104,7 @@ TENURE_INLINE void dot_group(const std::byte* q, const std::byte* x, int64_t str
             w0 = _mm512_and_si512(w0, nibble);
             w1 = _mm512_and_si512(w1, nibble);
         }
+#pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
             const __m512i v = broadcast32(x + r * stride + 4 * s);
             dot[r][0] = _mm512_dpbusd_epi32(dot[r][0], w0, v);
@@ -120,17 +130,21 @@ TENURE_INLINE void grouped_tile(const Block& b, int row, int panel) {
     const std::byte* scale = x + b.w->k;       // per group, as PreparedRow lays them out
     const std::byte* extra = scale + groups * 4;
     __m512 sum[R][2];
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (int g = 0; g < groups; ++g, w += kBytes, x += kGroup, scale += 4, extra += 4) {
         __m512i dot[R][2];
+#pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
             dot[r][0] = dot[r][1] = int4 ? _mm512_setzero_si512() : broadcast32(extra + r * b.x_stride);
         }
         for (std::size_t line = 0; line < kHeader; line += 64) fetch_ahead(w + line);
         dot_group<F, R>(w + kHeader, x, b.x_stride, dot);
+#pragma GCC unroll 2
         for (int j = 0; j < 2; ++j) {
             const __m512 scale_w = halves(w + 32 * j);
             const __m512 min_w = int4 ? halves(w + kScaleBytes + 32 * j) : _mm512_setzero_ps();
+#pragma GCC unroll 12
             for (int r = 0; r < R; ++r) {
                 const __m512 scale_x = _mm512_castsi512_ps(broadcast32(scale + r * b.x_stride));
                 const __m512 f = _mm512_cvtepi32_ps(dot[r][j]);
@@ -142,7 +156,7 @@ TENURE_INLINE void grouped_tile(const Block& b, int row, int panel) {
             }
         }
     }
-    for (int r = 0; r < R; ++r) finish(b, row + r, panel, sum[r]);
+    finish_tile<R>(b, row, panel, sum);
 }
 
 template <Format F>
