@@ -13,9 +13,14 @@
     │   ├── Unauthorized        401
     │   ├── UnknownModel        404
     │   ├── NotFound            404
+    │   ├── MethodNotAllowed    405
+    │   ├── SlowClient          408, the client did not send or read in time
     │   ├── PayloadTooLarge     413
     │   ├── QueueFull           429, with the predicted start
-    │   └── Overloaded, Draining, EngineDead            503
+    │   ├── Internal            500
+    │   ├── NotBuilt            501
+    │   ├── Overloaded, Draining, EngineDead            503
+    │   └── TimedOut            504
     ├── StalePlan               a plan was applied after the cache had moved on
     └── Corrupt                 an invariant of the cache does not hold
 """
@@ -109,6 +114,18 @@ class NotFound(RequestError):
     code = "not_found"
 
 
+class MethodNotAllowed(RequestError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class SlowClient(RequestError):
+    """The client did not send its body, or did not read its stream, in time."""
+
+    status = 408
+    code = "client_too_slow"
+
+
 class PayloadTooLarge(RequestError):
     status = 413
     code = "payload_too_large"
@@ -120,6 +137,30 @@ class QueueFull(RequestError):
     status = 429
     code = "queue_full"
     kind = "rate_limit_error"
+
+
+class Internal(RequestError):
+    """The request failed on our side; the log has the details."""
+
+    status = 500
+    code = "internal_error"
+    kind = "server_error"
+
+
+class NotBuilt(RequestError):
+    """The route is known to other servers and does not exist here yet."""
+
+    status = 501
+    code = "not_implemented"
+    kind = "server_error"
+
+
+class TimedOut(RequestError):
+    """The answer took longer than the server allows. Numbers: limit_s."""
+
+    status = 504
+    code = "request_timeout"
+    kind = "server_error"
 
 
 class Overloaded(RequestError):
