@@ -1,0 +1,165 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "kernels.h"
+
+namespace tenure {
+
+namespace {
+
+// A tile that costs more than this share of a step per thread is spread over its splits.
+constexpr int kItemsPerThread = 8;
+constexpr int kTargetTileRows = 96;
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+const AttentionKernels& attention_kernels(const Isa& isa) { return TENURE_CHOOSE(isa, attention_table); }
+
+Attention::Attention(const KvLayout& layout, int heads, const Isa& isa)
+    : layout_(layout), kernels_(attention_kernels(isa)) {
+    if (layout.head_dim <= 0 || layout.head_dim % 16 || layout.head_dim > kMaxHeadDim)
+        throw std::invalid_argument("head_dim: must be a multiple of 16 up to " + std::to_string(kMaxHeadDim) +
+                                    ", not " + std::to_string(layout.head_dim));
+    if (layout.kv_heads <= 0 || heads <= 0 || heads % layout.kv_heads)
+        throw std::invalid_argument("heads: must be a multiple of kv_heads");
+    group_ = heads / layout.kv_heads;
+    if (group_ > kMaxTileRows)
+        throw std::invalid_argument("heads: more than " + std::to_string(kMaxTileRows) + " query heads per kv head");
+    tile_tokens_ = std::max(1, kTargetTileRows / group_);
+}
+
+void Attention::plan(const Batch& batch, int threads) {
+    batch_ = batch;
+    add_tiles(threads);
+    add_items();
+    part_buffer_.reserve(part_floats_ * sizeof(float));
+    thread_buffer_.reserve(threads * thread_bytes());
+    if (std::size_t(counters_) * sizeof(std::atomic<int>) > counter_buffer_.bytes())
+        counter_buffer_ = Buffer(counters_ * sizeof(std::atomic<int>));  // zeroed; finishers leave them at zero
+}
+
+void Attention::add_tiles(int threads) {
+    tiles_.clear();
+    int64_t total = 0;
+    for (int s = 0; s < batch_.sequences; s++) {
+        const int rows = batch_.seq_rows[s + 1] - batch_.seq_rows[s];
+        for (int token = 0; token < rows; token += tile_tokens_) {
+            const int tokens = std::min(tile_tokens_, rows - token);
+            const int seen = batch_.first_pos[s] + token + tokens;
+            tiles_.push_back({s, batch_.seq_rows[s] + token, tokens, seen - tokens + 1, ceil_div(seen, kSplitTokens),
+                              false, 0, 0});
+            total += int64_t(tokens) * seen;
+        }
+    }
+    const int64_t fair = total * layout_.kv_heads / (int64_t(kItemsPerThread) * threads);
+    part_floats_ = 0;
+    counters_ = 0;
+    for (Tile& tile : tiles_) {
+        const int64_t cost = int64_t(tile.tokens) * (tile.visible + tile.tokens - 1);
+        tile.shared = threads > 1 && tile.splits > 1 && cost > fair;
+        if (!tile.shared) continue;
+        tile.part = part_floats_;
+        tile.counter = counters_;
+        part_floats_ += int64_t(tile.splits) * layout_.kv_heads * part_floats(tile.tokens);
+        counters_ += layout_.kv_heads;
+    }
+}
+
+void Attention::add_items() {
+    items_.clear();
+    for (int t = 0; t < static_cast<int>(tiles_.size()); t++) {
+        const Tile& tile = tiles_[t];
+        const int seen = tile.visible + tile.tokens - 1;
+        if (!tile.shared) {
+            items_.push_back({t, -1, int64_t(tile.tokens) * seen});
+            continue;
+        }
+        for (int split = 0; split < tile.splits; split++)
+            items_.push_back({t, split, int64_t(tile.tokens) * std::min(kSplitTokens, seen - split * kSplitTokens)});
+    }
+    // Dearest first: what is left for last is small, so threads finish together.
+    std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
+}
+
+Span Attention::span_of(const Tile& tile, int head, int split, const Call& call) const {
+    const int s = tile.sequence;
+    const int filled = batch_.first_pos[s] + batch_.seq_rows[s + 1] - batch_.seq_rows[s];
+    const int seen = tile.visible + tile.tokens - 1;
+    return {.q = call.q + tile.token * call.q_stride + int64_t(head) * group_ * layout_.head_dim,
+            .q_stride = call.q_stride,
+            .group = group_,
+            .rows = tile.tokens * group_,
+            .visible = tile.visible,
+            .filled = filled,
+            .begin = split * kSplitTokens,
+            .end = std::min((split + 1) * kSplitTokens, seen),
+            .head = batch_.arena + layout_.head_offset(call.layer, head),
+            .blocks = batch_.block_offsets + batch_.block_starts[s],
+            .tile_bytes = layout_.tile_bytes(),
+            .head_dim = layout_.head_dim};
+}
+
+Part Attention::part_at(float* base, int tokens) const {
+    const int64_t rows = int64_t(tokens) * group_;
+    return {base, base + rows * layout_.head_dim, base + rows * (layout_.head_dim + 1)};
+}
+
+int64_t Attention::part_floats(int tokens) const {
+    return (int64_t(tokens) * group_ * (layout_.head_dim + 2) + 15) / 16 * 16;  // keeps every part on a cache line
+}
+
+std::size_t Attention::thread_bytes() const {
+    return span_scratch_bytes() + 2 * part_floats(tile_tokens_) * sizeof(float);
+}
+
+void Attention::finish(const Tile& tile, const Part& part, int head, const Call& call) const {
+    float* out = call.out + tile.token * call.out_stride + int64_t(head) * group_ * layout_.head_dim;
+    kernels_.finish(part, tile.tokens * group_, group_, layout_.head_dim, out, call.out_stride);
+}
+
+void Attention::whole_tile(const Tile& tile, int head, const Call& call, int thread) {
+    auto* scratch = thread_buffer_.as<uint8_t>() + thread * thread_bytes();
+    auto* floats = reinterpret_cast<float*>(scratch + span_scratch_bytes());
+    const Part sum = part_at(floats, tile.tokens), next = part_at(floats + part_floats(tile.tokens), tile.tokens);
+    const SpanKernel span = kernels_.span[static_cast<int>(layout_.codec)];
+    span(span_of(tile, head, 0, call), sum, scratch);
+    for (int split = 1; split < tile.splits; split++) {
+        span(span_of(tile, head, split, call), next, scratch);
+        kernels_.fold(sum, next, tile.tokens * group_, layout_.head_dim);
+    }
+    finish(tile, sum, head, call);
+}
+
+void Attention::one_split(const Tile& tile, int split, int head, const Call& call, int thread) {
+    auto* scratch = thread_buffer_.as<uint8_t>() + thread * thread_bytes();
+    const int64_t stride = part_floats(tile.tokens);
+    float* base = part_buffer_.as<float>() + tile.part + int64_t(head) * tile.splits * stride;
+    kernels_.span[static_cast<int>(layout_.codec)](span_of(tile, head, split, call),
+                                                   part_at(base + split * stride, tile.tokens), scratch);
+    auto& done = counter_buffer_.as<std::atomic<int>>()[tile.counter + head];
+    if (done.fetch_add(1, std::memory_order_acq_rel) != tile.splits - 1) return;
+    done.store(0, std::memory_order_relaxed);
+    const Part sum = part_at(base, tile.tokens);
+    for (int i = 1; i < tile.splits; i++)
+        kernels_.fold(sum, part_at(base + i * stride, tile.tokens), tile.tokens * group_, layout_.head_dim);
+    finish(tile, sum, head, call);
+}
+
+void Attention::run(int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride, Team& team) {
+    const Call call{layer, q, q_stride, out, out_stride};
+    const int heads = layout_.kv_heads;
+    team.run(static_cast<int>(items_.size()) * heads, [&](int i, int thread) {
+        const Item& item = items_[i / heads];
+        const Tile& tile = tiles_[item.tile];
+        if (item.split < 0)
+            whole_tile(tile, i % heads, call, thread);
+        else
+            one_split(tile, item.split, i % heads, call, thread);
+    });
+}
+
+}  // namespace tenure

@@ -1,0 +1,141 @@
+// Attention of the rows of a step over the blocks of their sequences.
+//
+// One arithmetic for every row, whoever its neighbours are: keys are taken in steps of 64 tokens at absolute positions;
+// steps are summed in ascending order within a split of 512 tokens; splits are folded in ascending order by log-sum-exp.
+// Decode is prefill with one row. What is free to differ is only how rows and splits are spread over threads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "buffer.h"
+#include "codecs.h"
+#include "isa.h"
+#include "team.h"
+
+namespace tenure {
+
+constexpr int kSplitTokens = 512;
+constexpr int kStepTokens = 64;
+constexpr int kTilesPerStep = kStepTokens / kTileTokens;
+constexpr int kMaxHeadDim = 256;
+constexpr float kLowest = -1e30f;  // stands for minus infinity where a NaN must not arise
+
+// Rows of one sequence and one kv head against tokens [begin, end) of it. Row r is query head r % group of token
+// r / group and sees tokens [0, visible + r / group).
+struct Span {
+    const float* q;         // of the first row; scaled by log2(e) / sqrt(head_dim) (and whatever the model adds)
+    int64_t q_stride;       // floats between tokens; query heads of a token are adjacent
+    int group;
+    int rows;
+    int visible;
+    int filled;             // tokens of the sequence that are written: what lies beyond is never looked at
+    int begin, end;         // begin is a multiple of kSplitTokens, end - begin <= kSplitTokens, end <= filled
+    const uint8_t* head;    // arena + offset of the layer and head within a block
+    const int64_t* blocks;  // byte offsets of the sequence's blocks
+    int64_t tile_bytes;
+    int head_dim;
+
+    int visible_to(int row) const { return visible + row / group; }
+    const float* query(int row) const { return q + row / group * q_stride + row % group * head_dim; }
+    const uint8_t* tile(int token) const {
+        return head + blocks[token / kBlockTokens] + token % kBlockTokens / kTileTokens * tile_bytes;
+    }
+};
+
+// Unnormalised result: o [rows][head_dim], the running maximum m [rows] (log2 units) and sum l [rows]. A row that sees
+// nothing of a span has l = 0.
+struct Part {
+    float* o;
+    float* m;
+    float* l;
+};
+
+using SpanKernel = void (*)(const Span& span, const Part& part, void* scratch);
+// Folds `from` into `into`, which holds the splits before it.
+using FoldKernel = void (*)(const Part& into, const Part& from, int rows, int head_dim);
+// Writes o / l to out, rows laid out like queries.
+using FinishKernel = void (*)(const Part& part, int rows, int group, int head_dim, float* out, int64_t out_stride);
+
+struct AttentionKernels {
+    SpanKernel span[kCodecs];
+    FoldKernel fold;
+    FinishKernel finish;
+};
+
+namespace portable { extern const AttentionKernels attention_table; }
+namespace avx2 { extern const AttentionKernels attention_table; }
+namespace avx512 { extern const AttentionKernels attention_table; }
+
+const AttentionKernels& attention_kernels(const Isa& isa);
+
+constexpr int kMaxTileRows = 128;  // rows a span kernel takes at once
+constexpr std::size_t span_scratch_bytes() { return std::size_t(kMaxTileRows) * kMaxHeadDim * 4 + 65536; }
+
+// The ragged batch of a step: rows of sequence s are [seq_rows[s], seq_rows[s + 1]) at positions first_pos[s], …
+struct Batch {
+    int sequences;
+    const int32_t* seq_rows;       // [sequences + 1]
+    const int32_t* first_pos;      // [sequences]
+    const int32_t* block_starts;   // [sequences + 1]
+    const int64_t* block_offsets;  // bytes into the arena
+    uint8_t* arena;
+
+    int rows() const { return seq_rows[sequences]; }
+};
+
+// Plans a step once, then serves every layer of it.
+class Attention {
+public:
+    // heads must be a multiple of layout.kv_heads.
+    Attention(const KvLayout& layout, int heads, const Isa& isa);
+
+    void plan(const Batch& batch, int threads);
+    // q [rows][heads * head_dim] with q_stride floats between rows; out likewise.
+    void run(int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride, Team& team);
+
+private:
+    // A run of consecutive tokens of one sequence. Either one thread takes all of its splits (one part in that thread's
+    // scratch) or each split is an item of its own and the last one to finish folds them all.
+    struct Tile {
+        int sequence, token, tokens, visible, splits;
+        bool shared;
+        int64_t part;  // floats into the part buffer: kv_heads * splits parts
+        int counter;   // first of kv_heads counters
+    };
+    struct Item {
+        int tile, split;  // split is -1 when one thread takes them all
+        int64_t cost;
+    };
+    struct Call {
+        int layer;
+        const float* q;
+        int64_t q_stride;
+        float* out;
+        int64_t out_stride;
+    };
+
+    void add_tiles(int threads);
+    void add_items();
+    Span span_of(const Tile& tile, int head, int split, const Call& call) const;
+    Part part_at(float* base, int tokens) const;
+    void finish(const Tile& tile, const Part& part, int head, const Call& call) const;
+    void whole_tile(const Tile& tile, int head, const Call& call, int thread);
+    void one_split(const Tile& tile, int split, int head, const Call& call, int thread);
+    int64_t part_floats(int tokens) const;
+    std::size_t thread_bytes() const;
+
+    KvLayout layout_;
+    int group_, tile_tokens_;
+    const AttentionKernels& kernels_;
+    Batch batch_{};
+    std::vector<Tile> tiles_;
+    std::vector<Item> items_;
+    int64_t part_floats_ = 0;
+    int counters_ = 0;
+    Buffer part_buffer_, thread_buffer_, counter_buffer_;
+};
+
+}  // namespace tenure

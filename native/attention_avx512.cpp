@@ -1,0 +1,210 @@
+// Attention over bf16 blocks with dot products of bf16 pairs: queries and probabilities are rounded to bf16, sums are f32.
+//
+// Up to six rows share one pass over a step of 64 tokens: 6 x 4 accumulators and what they are fed with fill the 32
+// registers. They are kept in local arrays that nothing takes the address of: GCC 12 otherwise leaves them in memory.
+#include <immintrin.h>
+
+#include "attention.h"
+#include "simd16.h"
+
+namespace tenure::avx512 {
+namespace {
+
+constexpr int kRows = 6;
+
+struct Step {
+    const uint8_t* k[kTilesPerStep];
+    const uint8_t* v[kTilesPerStep];
+    const uint8_t* next[kTilesPerStep];  // tiles of the step after, to be prefetched; null when there is none
+    int begin;
+    int tiles;  // those that hold tokens; the others repeat the last one and are masked
+};
+
+struct Work {
+    const uint16_t* q;  // [rows][head_dim] bf16
+    float* l;           // [rows][16] lane sums
+};
+
+TENURE_INLINE __m512i pair_at(const uint16_t* p) {
+    int v;
+    std::memcpy(&v, p, sizeof v);
+    return _mm512_set1_epi32(v);
+}
+
+TENURE_INLINE __m512 dot_pairs(__m512 sum, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+}
+
+TENURE_INLINE __mmask16 lanes_below(int count) {
+    if (count >= 16) return 0xffff;
+    return count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
+}
+
+// Scores of R rows against 64 tokens. One step ahead is far enough for the prefetch to L2 to arrive, and near enough for
+// it to still be there.
+template <int R, bool prefetch>
+TENURE_INLINE void scores(const Step& step, const uint16_t* q, int head_dim, __m512 (*out)[kTilesPerStep]) {
+    __m512 sum[R][kTilesPerStep];
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < kTilesPerStep; i++) sum[r][i] = _mm512_setzero_ps();
+    const uint8_t *k0 = step.k[0], *k1 = step.k[1], *k2 = step.k[2], *k3 = step.k[3];
+    for (int d = 0; d < head_dim / 2; d++) {
+        const __m512i a = _mm512_loadu_si512(k0 + 64 * d), b = _mm512_loadu_si512(k1 + 64 * d);
+        const __m512i c = _mm512_loadu_si512(k2 + 64 * d), e = _mm512_loadu_si512(k3 + 64 * d);
+        if constexpr (prefetch) {
+            for (int i = 0; i < kTilesPerStep; i++) {
+                _mm_prefetch(reinterpret_cast<const char*>(step.next[i] + 128 * d), _MM_HINT_T1);
+                _mm_prefetch(reinterpret_cast<const char*>(step.next[i] + 128 * d + 64), _MM_HINT_T1);
+            }
+        }
+        for (int r = 0; r < R; r++) {
+            const __m512i x = pair_at(q + r * head_dim + 2 * d);
+            sum[r][0] = dot_pairs(sum[r][0], a, x);
+            sum[r][1] = dot_pairs(sum[r][1], b, x);
+            sum[r][2] = dot_pairs(sum[r][2], c, x);
+            sum[r][3] = dot_pairs(sum[r][3], e, x);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < kTilesPerStep; i++) out[r][i] = sum[r][i];
+}
+
+// The running softmax of one row takes in 64 scores, of which it sees the first `limit`.
+TENURE_INLINE void absorb(const __m512* score, int limit, int head_dim, float* o, float* m, float* l, uint16_t* p) {
+    const __m512 lowest = _mm512_set1_ps(kLowest);
+    __m512 s[kTilesPerStep];
+    __mmask16 seen[kTilesPerStep];
+    for (int i = 0; i < kTilesPerStep; i++) {
+        seen[i] = lanes_below(limit - kTileTokens * i);
+        s[i] = _mm512_mask_mov_ps(lowest, seen[i], score[i]);
+    }
+    const float highest = _mm512_reduce_max_ps(
+        _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3])));
+    __m512 sum = _mm512_load_ps(l);
+    if (highest > *m) {
+        const __m512 shrink = (__m512)exp2_lanes(splat(*m - highest));
+        *m = highest;
+        sum = _mm512_mul_ps(sum, shrink);
+        for (int d = 0; d < head_dim; d += 16) _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), shrink));
+    }
+    const __m512 top = _mm512_set1_ps(*m);
+    for (int i = 0; i < kTilesPerStep; i++) {
+        const __m512 e =
+            _mm512_maskz_mov_ps(seen[i], (__m512)exp2_lanes((f32x16)_mm512_sub_ps(s[i], top)));
+        sum = _mm512_add_ps(sum, e);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(p + kTileTokens * i), (__m256i)_mm512_cvtneps_pbh(e));
+    }
+    _mm512_store_ps(l, sum);
+}
+
+// o[R][16 * W columns] += p V.
+template <int R, int W>
+TENURE_INLINE void weigh(const Step& step, const uint16_t (*p)[kStepTokens], int head_dim, int column, float* o) {
+    __m512 sum[R][W];
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < W; j++) sum[r][j] = _mm512_loadu_ps(o + r * head_dim + column + 16 * j);
+    for (int i = 0; i < step.tiles; i++) {
+        const uint8_t* v = step.v[i] + 4 * column;
+        for (int t = 0; t < kTileTokens / 2; t++, v += 4 * head_dim) {
+            __m512i x[W];
+            for (int j = 0; j < W; j++) x[j] = _mm512_loadu_si512(v + 64 * j);
+            for (int r = 0; r < R; r++) {
+                const __m512i weight = pair_at(&p[r][kTileTokens * i + 2 * t]);
+                for (int j = 0; j < W; j++) sum[r][j] = dot_pairs(sum[r][j], x[j], weight);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < W; j++) _mm512_storeu_ps(o + r * head_dim + column + 16 * j, sum[r][j]);
+}
+
+template <int R>
+void step_rows(const Step& step, const Work& work, const Part& part, int row, const int* limit, int head_dim,
+               bool prefetch) {
+    __m512 score[R][kTilesPerStep];
+    const uint16_t* q = work.q + row * head_dim;
+    if (prefetch)
+        scores<R, true>(step, q, head_dim, score);
+    else
+        scores<R, false>(step, q, head_dim, score);
+    alignas(64) uint16_t p[R][kStepTokens];
+    float* o = part.o + row * head_dim;
+    for (int r = 0; r < R; r++)
+        absorb(score[r], limit[r], head_dim, o + r * head_dim, part.m + row + r, work.l + 16 * (row + r), p[r]);
+    int column = 0;
+    for (; column + 64 <= head_dim; column += 64) weigh<R, 4>(step, p, head_dim, column, o);
+    for (; column < head_dim; column += 16) weigh<R, 1>(step, p, head_dim, column, o);
+}
+
+void step_all_rows(const Span& span, const Step& step, const Work& work, const Part& part) {
+    bool prefetch = step.next[0] != nullptr;
+    for (int row = 0; row < span.rows; row += kRows) {
+        const int count = span.rows - row < kRows ? span.rows - row : kRows;
+        int limit[kRows];
+        for (int r = 0; r < count; r++) limit[r] = span.visible_to(row + r) - step.begin;
+        if (limit[count - 1] <= 0) continue;
+        switch (count) {
+            case 1: step_rows<1>(step, work, part, row, limit, span.head_dim, prefetch); break;
+            case 2: step_rows<2>(step, work, part, row, limit, span.head_dim, prefetch); break;
+            case 3: step_rows<3>(step, work, part, row, limit, span.head_dim, prefetch); break;
+            case 4: step_rows<4>(step, work, part, row, limit, span.head_dim, prefetch); break;
+            case 5: step_rows<5>(step, work, part, row, limit, span.head_dim, prefetch); break;
+            default: step_rows<6>(step, work, part, row, limit, span.head_dim, prefetch); break;
+        }
+        prefetch = false;
+    }
+}
+
+// A copy of the V of a tile with zeros for the tokens that are not written: zero times a stale NaN is not zero.
+const uint8_t* clean_values(const uint8_t* v, int written, int head_dim, uint8_t* to) {
+    const int64_t pair_bytes = 4 * head_dim;
+    std::memset(to, 0, kTileTokens / 2 * pair_bytes);
+    std::memcpy(to, v, written / 2 * pair_bytes);
+    if (written % 2)
+        for (int d = 0; d < head_dim; d++) std::memcpy(to + written / 2 * pair_bytes + 4 * d, v + written / 2 * pair_bytes + 4 * d, 2);
+    return to;
+}
+
+void prepare_rows(const Span& span, const Part& part, uint16_t* q, float* l) {
+    for (int r = 0; r < span.rows; r++) {
+        const float* from = span.query(r);
+        for (int d = 0; d < span.head_dim; d += 16)
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + r * span.head_dim + d),
+                                (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + d)));
+        part.m[r] = kLowest;
+        _mm512_store_ps(l + 16 * r, _mm512_setzero_ps());
+    }
+    std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
+}
+
+}  // namespace
+
+void span_bf16(const Span& span, const Part& part, void* scratch) {
+    auto* l = static_cast<float*>(scratch);
+    auto* clean = reinterpret_cast<uint8_t*>(l + 16 * kMaxTileRows);
+    auto* q = reinterpret_cast<uint16_t*>(clean + 2 * kTileTokens * kMaxHeadDim);
+    prepare_rows(span, part, q, l);
+    const int64_t v_offset = 2 * kTileTokens * span.head_dim;
+    const int seen = span.visible_to(span.rows - 1);
+    const int end = span.end < seen ? span.end : seen;
+    for (int begin = span.begin; begin < end; begin += kStepTokens) {
+        Step step;
+        step.begin = begin;
+        const int tokens = end - begin < kStepTokens ? end - begin : kStepTokens;
+        step.tiles = (tokens + kTileTokens - 1) / kTileTokens;
+        for (int i = 0; i < kTilesPerStep; i++) {
+            const int token = begin + kTileTokens * (i < step.tiles ? i : step.tiles - 1);
+            step.k[i] = span.tile(token);
+            step.v[i] = step.k[i] + v_offset;
+            const int ahead = token + kStepTokens;
+            step.next[i] = begin + kStepTokens < end ? span.tile(ahead < end ? ahead : end - 1) : nullptr;
+        }
+        const int last = begin + kTileTokens * (step.tiles - 1);
+        if (span.filled - last < kTileTokens)
+            step.v[step.tiles - 1] = clean_values(step.v[step.tiles - 1], span.filled - last, span.head_dim, clean);
+        step_all_rows(span, step, Work{q, l}, part);
+    }
+    for (int r = 0; r < span.rows; r++) part.l[r] = _mm512_reduce_add_ps(_mm512_load_ps(l + 16 * r));
+}
+
+}  // namespace tenure::avx512

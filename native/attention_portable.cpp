@@ -1,0 +1,209 @@
+// Attention on vector extensions, for both codecs and any head size that is a multiple of 16. Queries and probabilities
+// stay f32 here.
+#include "attention.h"
+#include "simd16.h"
+
+#ifndef TENURE_KERNELS
+#define TENURE_KERNELS portable
+#endif
+
+namespace tenure::TENURE_KERNELS {
+namespace {
+
+constexpr int kRows = 4;  // rows that share one pass over a tile
+
+// The four tiles of a step. Tiles past the end repeat the last one; their scores are masked.
+struct Step {
+    const uint8_t* tile[kTilesPerStep];
+    int begin;   // absolute token
+    int tokens;  // written ones, 1..64
+};
+
+struct Rows {
+    const float* q[kRows];
+    int limit[kRows];  // tokens of the step the row sees; may be <= 0 or > 64
+    int first;         // index of the first row in the part
+};
+
+// K of element d and 16 tokens, and V of one token and 16 elements.
+template <Codec codec>
+struct Tile;
+
+template <>
+struct Tile<Codec::f32> {
+    template <int R>
+    static void scores(const uint8_t* tile, int head_dim, const Rows& rows, f32x16* out) {
+        f32x16 sum[R] = {};
+        for (int d = 0; d < head_dim; d++) {
+            const auto k = load<f32x16>(tile + 64 * d);
+            for (int r = 0; r < R; r++) sum[r] = madd(k, splat(rows.q[r][d]), sum[r]);
+        }
+        for (int r = 0; r < R; r++) out[r] = sum[r];
+    }
+    template <int R>
+    static void values(const uint8_t* tile, int tokens, int head_dim, int column, const float (*p)[kStepTokens],
+                       f32x16* sum) {
+        const uint8_t* v = tile + 4 * (kTileTokens * head_dim + column);
+        for (int t = 0; t < tokens; t++)
+            for (int r = 0; r < R; r++)
+                sum[r] = madd(load<f32x16>(v + 4 * t * head_dim), splat(p[r][t]), sum[r]);
+    }
+};
+
+template <>
+struct Tile<Codec::bf16> {
+    template <int R>
+    static void scores(const uint8_t* tile, int head_dim, const Rows& rows, f32x16* out) {
+        f32x16 sum[R] = {};
+        for (int d = 0; d < head_dim; d += 2) {
+            const auto pair = load<u32x16>(tile + 32 * d);
+            for (int r = 0; r < R; r++) {
+                sum[r] = madd(low_bf16(pair), splat(rows.q[r][d]), sum[r]);
+                sum[r] = madd(high_bf16(pair), splat(rows.q[r][d + 1]), sum[r]);
+            }
+        }
+        for (int r = 0; r < R; r++) out[r] = sum[r];
+    }
+    template <int R>
+    static void values(const uint8_t* tile, int tokens, int head_dim, int column, const float (*p)[kStepTokens],
+                       f32x16* sum) {
+        const uint8_t* v = tile + 2 * kTileTokens * head_dim + 4 * column;
+        for (int t = 0; t < tokens; t += 2) {
+            const auto pair = load<u32x16>(v + 2 * t * head_dim);
+            for (int r = 0; r < R; r++) {
+                sum[r] = madd(low_bf16(pair), splat(p[r][t]), sum[r]);
+                if (t + 1 < tokens) sum[r] = madd(high_bf16(pair), splat(p[r][t + 1]), sum[r]);
+            }
+        }
+    }
+};
+
+TENURE_INLINE f32x16 mask_lanes(f32x16 x, int keep, float otherwise) {
+    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return lane < (keep - (i32x16){}) ? x : splat(otherwise);
+}
+
+// The running softmax of one row takes in 64 scores; leaves the probabilities in p.
+void absorb(const f32x16* score, int limit, int head_dim, float* o, float& m, f32x16& l, float* p) {
+    f32x16 s[kTilesPerStep], top = splat(kLowest);
+    for (int i = 0; i < kTilesPerStep; i++) {
+        s[i] = mask_lanes(score[i], limit - kTileTokens * i, kLowest);
+        top = vmax(s[i], top);
+    }
+    const float highest = max_lanes(top);
+    if (highest > m) {
+        const f32x16 shrink = exp2_lanes(splat(m - highest));
+        m = highest;
+        l = l * shrink;
+        for (int d = 0; d < head_dim; d += 16) store(o + d, load<f32x16>(o + d) * shrink);
+    }
+    for (int i = 0; i < kTilesPerStep; i++) {
+        const f32x16 e = mask_lanes(exp2_lanes(s[i] - splat(m)), limit - kTileTokens * i, 0.0f);
+        l = l + e;
+        store(p + kTileTokens * i, e);
+    }
+}
+
+template <Codec codec, int R>
+void step_rows(const Step& step, const Rows& rows, const Part& part, f32x16* l, int head_dim) {
+    f32x16 score[kTilesPerStep][R];
+    for (int i = 0; i < kTilesPerStep; i++) Tile<codec>::template scores<R>(step.tile[i], head_dim, rows, score[i]);
+    alignas(64) float p[R][kStepTokens];
+    for (int r = 0; r < R; r++) {
+        f32x16 mine[kTilesPerStep];
+        for (int i = 0; i < kTilesPerStep; i++) mine[i] = score[i][r];
+        const int row = rows.first + r;
+        absorb(mine, rows.limit[r], head_dim, part.o + row * head_dim, part.m[row], l[row], p[r]);
+    }
+    for (int column = 0; column < head_dim; column += 16) {
+        f32x16 sum[R];
+        for (int r = 0; r < R; r++) sum[r] = load<f32x16>(part.o + (rows.first + r) * head_dim + column);
+        for (int i = 0; i * kTileTokens < step.tokens; i++) {
+            const int left = step.tokens - i * kTileTokens;
+            const auto* tile_p = reinterpret_cast<const float(*)[kStepTokens]>(&p[0][i * kTileTokens]);
+            Tile<codec>::template values<R>(step.tile[i], left < kTileTokens ? left : kTileTokens, head_dim, column,
+                                            tile_p, sum);
+        }
+        for (int r = 0; r < R; r++) store(part.o + (rows.first + r) * head_dim + column, sum[r]);
+    }
+}
+
+template <Codec codec>
+void span_rows(const Span& span, const Step& step, const Part& part, f32x16* l) {
+    for (int row = 0; row < span.rows; row += kRows) {
+        Rows rows;
+        const int count = span.rows - row < kRows ? span.rows - row : kRows;
+        rows.first = row;
+        for (int r = 0; r < count; r++) {
+            rows.q[r] = span.query(row + r);
+            rows.limit[r] = span.visible_to(row + r) - step.begin;
+        }
+        if (rows.limit[count - 1] <= 0) continue;
+        switch (count) {
+            case 1: step_rows<codec, 1>(step, rows, part, l, span.head_dim); break;
+            case 2: step_rows<codec, 2>(step, rows, part, l, span.head_dim); break;
+            case 3: step_rows<codec, 3>(step, rows, part, l, span.head_dim); break;
+            default: step_rows<codec, 4>(step, rows, part, l, span.head_dim); break;
+        }
+    }
+}
+
+template <Codec codec>
+void span(const Span& span, const Part& part, void* scratch) {
+    auto* l = static_cast<f32x16*>(scratch);
+    for (int r = 0; r < span.rows; r++) {
+        part.m[r] = kLowest;
+        l[r] = f32x16{};
+    }
+    std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
+    const int seen = span.visible_to(span.rows - 1);
+    const int end = span.end < seen ? span.end : seen;
+    for (int begin = span.begin; begin < end; begin += kStepTokens) {
+        Step step;
+        step.begin = begin;
+        step.tokens = end - begin < kStepTokens ? end - begin : kStepTokens;
+        for (int i = 0; i < kTilesPerStep; i++) {
+            const int token = begin + i * kTileTokens;
+            step.tile[i] = span.tile(token < end ? token : end - 1);
+        }
+        span_rows<codec>(span, step, part, l);
+    }
+    for (int r = 0; r < span.rows; r++) part.l[r] = sum_lanes(l[r]);
+}
+
+void fold(const Part& into, const Part& from, int rows, int head_dim) {
+    for (int r = 0; r < rows; r++) {
+        if (from.l[r] == 0.0f) continue;
+        const float m = into.m[r] > from.m[r] ? into.m[r] : from.m[r];
+        const f32x16 a = exp2_lanes(splat(into.m[r] - m)), b = exp2_lanes(splat(from.m[r] - m));
+        into.m[r] = m;
+        into.l[r] = into.l[r] * a[0] + from.l[r] * b[0];
+        float* o = into.o + r * head_dim;
+        for (int d = 0; d < head_dim; d += 16)
+            store(o + d, load<f32x16>(o + d) * a + load<f32x16>(from.o + r * head_dim + d) * b);
+    }
+}
+
+void finish(const Part& part, int rows, int group, int head_dim, float* out, int64_t out_stride) {
+    for (int r = 0; r < rows; r++) {
+        const f32x16 scale = splat(1.0f / part.l[r]);
+        float* to = out + r / group * out_stride + r % group * head_dim;
+        // + 0: a zero that masked tokens were added to is +0 and one they were not may be -0.
+        for (int d = 0; d < head_dim; d += 16)
+            store(to + d, load<f32x16>(part.o + r * head_dim + d) * scale + f32x16{});
+    }
+}
+
+}  // namespace
+
+#if defined(__AVX512BF16__)
+void span_bf16(const Span& span, const Part& part, void* scratch);  // attention_avx512.cpp
+#define SPAN_BF16 span_bf16
+#else
+#define SPAN_BF16 span<Codec::bf16>
+#endif
+
+extern const AttentionKernels attention_table;
+const AttentionKernels attention_table = {{SPAN_BF16, span<Codec::f32>}, fold, finish};
+
+}  // namespace tenure::TENURE_KERNELS

@@ -1,0 +1,199 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "kernels.h"
+
+namespace tenure {
+
+namespace {
+
+// Work below this many elements is done by the caller alone: waking the others would cost more.
+constexpr int kInlineElements = 8192;
+
+using Clock = std::chrono::steady_clock;
+
+// Adds the time until its end to one of the step's sums.
+class Timed {
+public:
+    explicit Timed(double& sum) : sum_(sum), start_(Clock::now()) {}
+    ~Timed() { sum_ += std::chrono::duration<double, std::milli>(Clock::now() - start_).count(); }
+    Timed(const Timed&) = delete;
+    Timed& operator=(const Timed&) = delete;
+
+private:
+    double& sum_;
+    Clock::time_point start_;
+};
+
+KvLayout layout_of(const DecoderShape& s) { return {s.codec, s.layers, s.kv_heads, s.head_dim}; }
+
+}  // namespace
+
+const RowKernels& row_kernels(const Isa& isa) { return TENURE_CHOOSE(isa, row_table); }
+
+Decoder::Decoder(DecoderShape shape, int threads, const Isa& isa)
+    : shape_(std::move(shape)),
+      layout_(layout_of(shape_)),
+      isa_(isa),
+      row_kernels_(row_kernels(isa)),
+      codec_kernels_(codec_kernels(isa)),
+      attention_(layout_, shape_.heads, isa),
+      team_(shared_team(threads)) {
+    for (const int size : {shape_.layers, shape_.hidden, shape_.ffn, shape_.vocab})
+        if (size <= 0) throw std::invalid_argument("shape: every size must be positive");
+    if (static_cast<int>(shape_.inv_freq.size()) != shape_.head_dim / 2)
+        throw std::invalid_argument("inv_freq: must hold head_dim / 2 values");
+    layers_.resize(shape_.layers);
+}
+
+template <class F>
+void Decoder::each_row(int rows, int row_cost, F&& f) {
+    const int per_item = std::max(1, kInlineElements / std::max(1, row_cost));
+    if (rows <= per_item) {
+        for (int r = 0; r < rows; r++) f(r);
+        return;
+    }
+    team_->team.run((rows + per_item - 1) / per_item, [&](int item, int) {
+        const int end = std::min(rows, (item + 1) * per_item);
+        for (int r = item * per_item; r < end; r++) f(r);
+    });
+}
+
+void Decoder::apply(const BiasedLinear& w, const float* x, int64_t x_stride, float* y, int64_t y_stride, int rows,
+                    bool accumulate) {
+    const Timed timed(times_.linear_ms);
+    const float* bias = w.bias.empty() ? nullptr : w.bias.data();
+    linear(w.linear, {x, x_stride, y, y_stride, rows, bias, accumulate}, scratch_, team_->team, isa_);
+}
+
+void Decoder::norm(const std::vector<float>& weight, const float* x, int rows) {
+    const int n = shape_.hidden;
+    each_row(rows, n, [&](int r) {
+        row_kernels_.rms_norm(x + int64_t(r) * n, weight.data(), shape_.rms_eps, n, normed_.as<float>() + int64_t(r) * n);
+    });
+}
+
+void Decoder::reserve(int64_t rows) {
+    const auto floats = [rows](Buffer& buffer, int64_t width) { buffer.reserve(rows * width * sizeof(float)); };
+    floats(x_, shape_.hidden);
+    floats(kept_, shape_.hidden);
+    floats(normed_, std::max(shape_.hidden, shape_.ffn));
+    floats(qkv_, shape_.qkv_width());
+    floats(attended_, shape_.q_width());
+    floats(kept_attended_, shape_.q_width());
+    floats(gate_up_, 2 * int64_t(shape_.ffn));
+    floats(cos_, shape_.head_dim / 2);
+    floats(sin_, shape_.head_dim / 2);
+}
+
+void Decoder::embed(const StepCall& call) {
+    const int n = shape_.hidden;
+    each_row(static_cast<int>(call.rows), n,
+             [&](int r) { unpack_row(embedding_, call.tokens[r], x_.as<float>() + int64_t(r) * n); });
+}
+
+// Where each row goes, and how far it is turned. The angle is the f32 product, as in the models' own training code; its
+// cosine is taken in f64.
+void Decoder::place_rows(const Batch& batch) {
+    places_.resize(batch.rows());
+    for (int s = 0; s < batch.sequences; s++)
+        for (int row = batch.seq_rows[s], position = batch.first_pos[s]; row < batch.seq_rows[s + 1]; row++, position++)
+            places_[row] = {position, batch.block_offsets[batch.block_starts[s] + position / kBlockTokens] +
+                                          position % kBlockTokens / kTileTokens * layout_.tile_bytes()};
+    const int half = shape_.head_dim / 2;
+    each_row(batch.rows(), 16 * shape_.head_dim, [&](int row) {
+        const float position = static_cast<float>(places_[row].position);
+        float *cos = cos_.as<float>() + int64_t(row) * half, *sin = sin_.as<float>() + int64_t(row) * half;
+        for (int d = 0; d < half; d++) {
+            const double angle = position * shape_.inv_freq[d];
+            cos[d] = static_cast<float>(std::cos(angle)) * shape_.rope_scale;
+            sin[d] = static_cast<float>(std::sin(angle)) * shape_.rope_scale;
+        }
+    });
+}
+
+void Decoder::rotate_and_store(const Batch& batch, int layer) {
+    const int dim = shape_.head_dim, half = dim / 2;
+    const float q_scale = 1.44269504088896341f / std::sqrt(static_cast<float>(dim));
+    const StoreKernel store = codec_kernels_.store[static_cast<int>(shape_.codec)];
+    each_row(batch.rows(), 2 * shape_.qkv_width(), [&](int row) {
+        const RowPlace& place = places_[row];
+        float* q = qkv_.as<float>() + int64_t(row) * shape_.qkv_width();
+        float* k = q + shape_.q_width();
+        const float* v = k + shape_.kv_width();
+        const float *cos = cos_.as<float>() + int64_t(row) * half, *sin = sin_.as<float>() + int64_t(row) * half;
+        row_kernels_.rotate(q, shape_.heads, dim, cos, sin, q_scale);
+        row_kernels_.rotate(k, shape_.kv_heads, dim, cos, sin, 1.0f);
+        uint8_t* tile = batch.arena + place.tile + layout_.head_offset(layer, 0);
+        for (int h = 0; h < shape_.kv_heads; h++)
+            store(tile + h * layout_.head_bytes(), place.position % kTileTokens, k + h * dim, v + h * dim, dim);
+    });
+}
+
+void Decoder::attend(int layer) {
+    const Timed timed(times_.attention_ms);
+    attention_.run(layer, qkv_.as<float>(), shape_.qkv_width(), attended_.as<float>(), shape_.q_width(), team_->team);
+}
+
+void Decoder::feed_forward(const Layer& layer, float* x, int rows) {
+    const int hidden = shape_.hidden, ffn = shape_.ffn;
+    float *inner = normed_.as<float>(), *gate_up = gate_up_.as<float>();
+    norm(layer.ffn_norm, x, rows);
+    apply(layer.gate_up, inner, hidden, gate_up, 2 * int64_t(ffn), rows, false);
+    each_row(rows, 4 * ffn, [&](int r) {
+        row_kernels_.silu_mul(gate_up + 2 * int64_t(r) * ffn, ffn, inner + int64_t(r) * ffn);
+    });
+    apply(layer.down, inner, ffn, x, hidden, rows, true);
+}
+
+// After the last layer's keys and values are stored only the rows that give logits go on.
+void Decoder::keep_rows(const StepCall& call) {
+    const int64_t hidden = shape_.hidden, width = shape_.q_width();
+    for (int64_t i = 0; i < call.logit_rows_size; i++) {
+        const int64_t row = call.logit_rows[i];
+        std::memcpy(kept_.as<float>() + i * hidden, x_.as<float>() + row * hidden, hidden * sizeof(float));
+        std::memcpy(kept_attended_.as<float>() + i * width, attended_.as<float>() + row * width, width * sizeof(float));
+    }
+}
+
+void Decoder::step(const StepCall& call) {
+    const std::lock_guard lock(team_->turn);
+    check_weights();
+    check_step(call, shape_, layout_);
+    times_ = {};
+    const Timed timed(times_.total_ms);
+    const int rows = static_cast<int>(call.rows), hidden = shape_.hidden, width = shape_.q_width();
+    const int kept = static_cast<int>(call.logit_rows_size);
+    const Batch batch{static_cast<int>(call.sequences), call.seq_rows, call.first_pos, call.block_starts,
+                      call.block_offsets, call.arena};
+    reserve(std::max(rows, kept));
+    attention_.plan(batch, team_->team.threads());
+    embed(call);
+    place_rows(batch);
+    for (int i = 0; i < shape_.layers; i++) {
+        const Layer& layer = layers_[i];
+        norm(layer.attn_norm, x_.as<float>(), rows);
+        apply(layer.qkv, normed_.as<float>(), hidden, qkv_.as<float>(), shape_.qkv_width(), rows, false);
+        rotate_and_store(batch, i);
+        const bool last = i + 1 == shape_.layers;
+        if (last && kept == 0) return;
+        attend(i);
+        if (last) keep_rows(call);
+        float* x = last ? kept_.as<float>() : x_.as<float>();
+        const float* attended = last ? kept_attended_.as<float>() : attended_.as<float>();
+        apply(layer.o, attended, width, x, hidden, last ? kept : rows, true);
+        feed_forward(layer, x, last ? kept : rows);
+    }
+    norm(final_norm_, kept_.as<float>(), kept);
+    const Timed head(times_.lm_head_ms);
+    const float* bias = lm_head_.bias.empty() ? nullptr : lm_head_.bias.data();
+    linear(lm_head_.present() ? lm_head_.linear : embedding_,
+           {normed_.as<float>(), hidden, call.logits, shape_.vocab, kept, bias, false}, scratch_, team_->team, isa_);
+}
+
+}  // namespace tenure

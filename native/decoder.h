@@ -1,0 +1,128 @@
+// A whole decoder: weights, and one call per step that runs all layers over a ragged batch of rows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "codecs.h"
+#include "decoder_rows.h"
+#include "linear.h"
+#include "shared_team.h"
+
+namespace tenure {
+
+struct DecoderShape {
+    int layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
+    float rms_eps;
+    float rope_scale;             // multiplies cos and sin (attention factor of some rope scalings)
+    std::vector<float> inv_freq;  // [head_dim / 2]
+    Codec codec;
+
+    int q_width() const { return heads * head_dim; }
+    int kv_width() const { return kv_heads * head_dim; }
+    int qkv_width() const { return q_width() + 2 * kv_width(); }
+};
+
+// One step. Nothing here is owned; sizes are in elements.
+struct StepCall {
+    uint8_t* arena;
+    int64_t arena_bytes;
+    const int32_t* tokens;
+    int64_t rows;
+    const int32_t* seq_rows;
+    int64_t seq_rows_size;
+    const int32_t* first_pos;
+    int64_t sequences;
+    const int32_t* block_starts;
+    int64_t block_starts_size;
+    const int64_t* block_offsets;
+    int64_t blocks;
+    const uint8_t* block_codecs;
+    int64_t block_codecs_size;
+    const int32_t* logit_rows;
+    int64_t logit_rows_size;
+    float* logits;  // [logit_rows_size, vocab]
+};
+
+// Throws std::invalid_argument naming the argument that is wrong. Touches no byte of the arena.
+void check_step(const StepCall& call, const DecoderShape& shape, const KvLayout& layout);
+
+struct StepTimes {
+    double linear_ms = 0, attention_ms = 0, lm_head_ms = 0, total_ms = 0;
+};
+
+class Decoder {
+public:
+    // threads 0 = all cores this process may run on. Throws std::invalid_argument when the shape cannot be served.
+    Decoder(DecoderShape shape, int threads, const Isa& isa);
+
+    // name: layers.{i}.qkv (q heads, then k, then v) | .o | .gate_up (gate, then up) | .down | lm_head. bias [n] or none.
+    void set_linear(const std::string& name, Linear w, const float* bias);
+    // name: layers.{i}.attn_norm | .ffn_norm | norm
+    void set_norm(const std::string& name, const float* weight, int n);
+    // Rows are dequantised as tokens need them. Without an lm_head the same matrix gives the logits.
+    void set_embedding(Linear w);
+
+    const DecoderShape& shape() const { return shape_; }
+    int64_t weight_bytes() const;
+    int64_t block_bytes() const { return layout_.block_bytes(); }
+    const StepTimes& last_times() const { return times_; }
+
+    // Throws std::invalid_argument when an argument or a missing weight forbids it.
+    void step(const StepCall& call);
+
+private:
+    struct BiasedLinear {
+        Linear linear;
+        std::vector<float> bias;
+        bool present() const { return linear.n > 0; }
+    };
+    struct Layer {
+        std::vector<float> attn_norm, ffn_norm;
+        BiasedLinear qkv, o, gate_up, down;
+    };
+
+    struct RowPlace {
+        int position;
+        int64_t tile;  // offset of its tile of layer 0, head 0 in the arena
+    };
+
+    BiasedLinear& linear_named(const std::string& name, int& n, int& k);
+    std::vector<float>& norm_named(const std::string& name);
+    void check_weights() const;
+    void reserve(int64_t rows);
+    void embed(const StepCall& call);
+    void place_rows(const Batch& batch);
+    void rotate_and_store(const Batch& batch, int layer);
+    void attend(int layer);
+    void feed_forward(const Layer& layer, float* x, int rows);
+    void keep_rows(const StepCall& call);
+    void apply(const BiasedLinear& w, const float* x, int64_t x_stride, float* y, int64_t y_stride, int rows,
+               bool accumulate);
+    void norm(const std::vector<float>& weight, const float* x, int rows);
+    template <class F>
+    void each_row(int rows, int row_cost, F&& f);
+
+    DecoderShape shape_;
+    KvLayout layout_;
+    const Isa& isa_;
+    const RowKernels& row_kernels_;
+    const CodecKernels& codec_kernels_;
+    Attention attention_;
+    std::shared_ptr<SharedTeam> team_;
+    std::vector<Layer> layers_;
+    std::vector<float> final_norm_;
+    Linear embedding_;
+    BiasedLinear lm_head_;
+    Scratch scratch_;
+    // Activations of the step, rows apart by their width.
+    Buffer x_, kept_, normed_, qkv_, attended_, kept_attended_, gate_up_, cos_, sin_;
+    std::vector<RowPlace> places_;
+    StepTimes times_;
+};
+
+}  // namespace tenure

@@ -1,0 +1,103 @@
+// Sixteen f32 lanes as a vector extension: one source compiles to AVX-512, to two AVX2 registers or to whatever the
+// baseline has. Include it only from kernel sources; everything here is internal to a translation unit, because an inline
+// function shared between units compiled for different instruction sets could end up anywhere.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+#define TENURE_INLINE static inline __attribute__((always_inline))
+
+namespace tenure {
+namespace {
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+
+template <class V>
+TENURE_INLINE V load(const void* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+template <class V>
+TENURE_INLINE void store(void* p, V v) {
+    std::memcpy(p, &v, sizeof v);
+}
+
+TENURE_INLINE f32x16 splat(float x) { return x - f32x16{}; }  // x - 0 keeps every x, -0 too
+
+TENURE_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return a > b ? a : b; }
+
+// a * b + c: fused where the instruction set has it, the same way for every lane and every call.
+TENURE_INLINE f32x16 madd(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    typedef float f32x8 __attribute__((vector_size(32)));
+    struct Halves {
+        f32x8 lo, hi;
+    };
+    const Halves x = load<Halves>(&a), y = load<Halves>(&b), z = load<Halves>(&c);
+    const Halves r = {(f32x8)_mm256_fmadd_ps((__m256)x.lo, (__m256)y.lo, (__m256)z.lo),
+                      (f32x8)_mm256_fmadd_ps((__m256)x.hi, (__m256)y.hi, (__m256)z.hi)};
+    return load<f32x16>(&r);
+#else
+    return a * b + c;
+#endif
+}
+
+// 2^x for x <= 127; below -126 it stays at 2^-126, which callers mask or cannot tell from zero. Relative error 2e-7.
+TENURE_INLINE f32x16 exp2_lanes(f32x16 x) {
+    x = vmax(x, splat(-126.0f));
+    const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+    const f32x16 n = (x + magic) - magic;
+    const f32x16 r = x - n;
+    f32x16 p = splat(1.535336182e-4f);
+    p = madd(p, r, splat(1.339887445e-3f));
+    p = madd(p, r, splat(9.618437358e-3f));
+    p = madd(p, r, splat(5.550332471e-2f));
+    p = madd(p, r, splat(2.402264791e-1f));
+    p = madd(p, r, splat(6.931472029e-1f));
+    p = madd(p, r, splat(1.0f));
+    const i32x16 exponent = __builtin_convertvector(n, i32x16) << 23;
+    return (f32x16)((i32x16)p + exponent);
+}
+
+// Lane sums and maxima in one fixed order: halves folded onto each other.
+TENURE_INLINE float sum_lanes(f32x16 v) {
+    float t[16];
+    std::memcpy(t, &v, sizeof t);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) t[i] += t[i + width];
+    return t[0];
+}
+
+TENURE_INLINE float max_lanes(f32x16 v) {
+    float t[16];
+    std::memcpy(t, &v, sizeof t);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
+    return t[0];
+}
+
+// bf16, rounded to nearest even; NaN stays NaN.
+TENURE_INLINE uint32_t bf16_bits(float x) {
+    uint32_t u;
+    std::memcpy(&u, &x, sizeof u);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return x != x ? 0x7fc0u : rounded;
+}
+
+// The two bf16 of each 32-bit lane, widened.
+TENURE_INLINE f32x16 low_bf16(u32x16 pairs) { return (f32x16)(pairs << 16); }
+TENURE_INLINE f32x16 high_bf16(u32x16 pairs) { return (f32x16)(pairs & 0xffff0000u); }
+
+}  // namespace
+}  // namespace tenure
