@@ -1,0 +1,147 @@
+"""The readable numpy oracle of every kernel: what the native half must compute, in float64 and without a trick.
+
+Shapes are row-major. A kernel is right when it agrees with its namesake here up to the rounding its format admits
+(`round_bf16` says what bf16 does to a value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+AnyFloats = npt.NDArray[np.floating]
+
+
+def to_bf16(x: AnyFloats) -> npt.NDArray[np.uint16]:
+    """The bits of `x` as bf16, rounded to nearest, ties to even; NaN stays NaN."""
+    single = np.ascontiguousarray(x, dtype=np.float32)
+    bits = single.view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(single), 0x7FC0, rounded).astype(np.uint16)
+
+
+def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """The values of bf16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def round_bf16(x: AnyFloats) -> Floats:
+    """`x` as bf16 can hold it."""
+    return from_bf16(to_bf16(x)).astype(np.float64)
+
+
+def dequantise(
+    fmt: str,
+    w: npt.NDArray[np.generic],
+    scale: npt.NDArray[np.uint16] | None = None,
+    minimum: npt.NDArray[np.uint16] | None = None,
+) -> Floats:
+    """Weights [n, k] in format f32|bf16|int8|int4 as values; scale and minimum are f16 bits [n, k / 32]."""
+    if fmt == "bf16":
+        return from_bf16(w.astype(np.uint16)).astype(np.float64)
+    values = w.astype(np.float64)
+    if fmt == "f32":
+        return values
+    assert scale is not None
+    values = values * np.repeat(scale.view(np.float16).astype(np.float64), 32, axis=1)
+    if fmt == "int4":
+        assert minimum is not None
+        values = values + np.repeat(minimum.view(np.float16).astype(np.float64), 32, axis=1)
+    return values
+
+
+def rms_norm(x: AnyFloats, weight: AnyFloats, eps: float) -> Floats:
+    """x [rows, n] scaled to root mean square 1, times weight [n]."""
+    x = x.astype(np.float64)
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
+
+
+def silu(x: AnyFloats) -> Floats:
+    """x · sigmoid(x)."""
+    x = x.astype(np.float64)
+    return np.asarray(x * 0.5 * (1.0 + np.tanh(0.5 * x)))
+
+
+def rope(x: AnyFloats, positions: npt.NDArray[np.integer], inv_freq: npt.NDArray[np.float32], scale: float = 1.0) -> Floats:
+    """Rotates x [rows, heads, dim] by its position, pairing (i, i + dim/2) as Hugging Face's rotate_half does."""
+    angle = (positions.astype(np.float32)[:, None] * inv_freq[None, :]).astype(np.float64)[:, None, :]
+    cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
+    low, high = np.split(x.astype(np.float64), 2, axis=-1)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+
+
+def attention(q: AnyFloats, k: AnyFloats, v: AnyFloats, first: int) -> Floats:
+    """Causal attention: row i of q [rows, heads, dim] stands at position first + i and sees keys [0, first + i].
+
+    k and v are [tokens, kv_heads, dim]; each kv head serves heads / kv_heads consecutive query heads.
+    """
+    rows, heads, dim = q.shape
+    group = heads // k.shape[1]
+    out = np.empty((rows, heads, dim))
+    for head in range(heads):
+        keys, values = k[:, head // group].astype(np.float64), v[:, head // group].astype(np.float64)
+        for row in range(rows):
+            seen = first + row + 1
+            score = keys[:seen] @ q[row, head].astype(np.float64) / np.sqrt(dim)
+            weight = np.exp(score - score.max())
+            out[row, head] = weight @ values[:seen] / weight.sum()
+    return out
+
+
+@dataclass
+class Layer:
+    """Weights of one layer as values: qkv rows are query heads, then keys, then values; gate_up is gate, then up."""
+
+    attn_norm: AnyFloats
+    qkv: AnyFloats
+    o: AnyFloats
+    ffn_norm: AnyFloats
+    gate_up: AnyFloats
+    down: AnyFloats
+    bias: dict[str, AnyFloats] = field(default_factory=dict)
+
+    def linear(self, name: str, x: Floats) -> Floats:
+        """x Wᵀ + bias for the matrix called `name`."""
+        return np.asarray(x @ getattr(self, name).astype(np.float64).T + self.bias.get(name, 0.0))
+
+
+@dataclass
+class Decoder:
+    """A whole Llama decoder, for one sequence from its first token; `stored` rounds keys and values as the codec does."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_eps: float
+    inv_freq: npt.NDArray[np.float32]
+    embedding: AnyFloats
+    layers: Sequence[Layer]
+    norm: AnyFloats
+    lm_head: AnyFloats | None = None
+    rope_scale: float = 1.0
+    kv_codec: str = "f32"
+
+    def logits(self, tokens: Sequence[int]) -> Floats:
+        """Logits [len(tokens), vocab] of every position."""
+        x = self.embedding[np.asarray(tokens)].astype(np.float64)
+        for layer in self.layers:
+            x = x + self._attend(layer, rms_norm(x, layer.attn_norm, self.rms_eps))
+            gate, up = np.split(layer.linear("gate_up", rms_norm(x, layer.ffn_norm, self.rms_eps)), 2, axis=-1)
+            x = x + layer.linear("down", silu(gate) * up)
+        head = self.embedding if self.lm_head is None else self.lm_head
+        return np.asarray(rms_norm(x, self.norm, self.rms_eps) @ head.astype(np.float64).T)
+
+    def _attend(self, layer: Layer, x: Floats) -> Floats:
+        rows, dim = len(x), self.head_dim
+        split = [self.heads * dim, (self.heads + self.kv_heads) * dim]
+        q, k, v = (part.reshape(rows, -1, dim) for part in np.split(layer.linear("qkv", x), split, axis=-1))
+        positions = np.arange(rows)
+        q = rope(q, positions, self.inv_freq, self.rope_scale)
+        k = rope(k, positions, self.inv_freq, self.rope_scale)
+        if self.kv_codec == "bf16":
+            k, v = round_bf16(k), round_bf16(v)
+        return layer.linear("o", attention(q, k, v, 0).reshape(rows, -1))
