@@ -1,0 +1,187 @@
+"""Runs a Decoder by hand (arena, block tables) and builds the models it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tenure import _native
+from tenure.spec import BLOCK_TOKENS, KvGeometry, ModelShape
+
+F32 = NDArray[np.float32]
+CODEC_NUMBERS = {"bf16": 0, "f32": 1}
+
+
+class Sequence1:
+    """One sequence on its own arena; `feed` appends tokens and gives the logits of every row, f32[rows, vocab]."""
+
+    def __init__(self, decoder: _native.Decoder, shape: ModelShape, codec: str, capacity: int) -> None:
+        geometry = KvGeometry.of(shape)
+        self._block_bytes = geometry.block_bytes(codec)
+        assert decoder.block_bytes == self._block_bytes
+        self._blocks = geometry.blocks(capacity)
+        # The order of the blocks must not matter: the table is reversed.
+        offsets = np.arange(self._blocks, dtype=np.int64)[::-1] * self._block_bytes
+        self._offsets = np.ascontiguousarray(offsets)
+        raw = np.full(self._blocks * self._block_bytes + 64, 0xFF, np.uint8)
+        start = -raw.ctypes.data % 64
+        self._arena = raw[start : start + self._blocks * self._block_bytes]
+        self._codec = CODEC_NUMBERS[codec]
+        self._decoder = decoder
+        self._vocab = shape.vocab
+        self.length = 0
+
+    def feed(self, tokens: Sequence[int], *, last_only: bool = False) -> F32:
+        rows = len(tokens)
+        used = -(-(self.length + rows) // BLOCK_TOKENS)
+        wanted = np.array([rows - 1] if last_only else range(rows), np.int32)
+        logits = np.empty((len(wanted), self._vocab), np.float32)
+        self._decoder.step(
+            self._arena,
+            np.array(tokens, np.int32),
+            np.array([0, rows], np.int32),
+            np.array([self.length], np.int32),
+            np.array([0, used], np.int32),
+            self._offsets[:used],
+            np.full(used, self._codec, np.uint8),
+            wanted,
+            logits,
+        )
+        self.length += rows
+        return logits
+
+
+def logits_of(decoder: _native.Decoder, shape: ModelShape, codec: str, tokens: Sequence[int], chunk: int = 512) -> F32:
+    """Logits of every position, f32[len(tokens), vocab], prefilled in chunks."""
+    run = Sequence1(decoder, shape, codec, len(tokens))
+    return np.concatenate([run.feed(tokens[at : at + chunk]) for at in range(0, len(tokens), chunk)])
+
+
+def greedy(
+    decoder: _native.Decoder, shape: ModelShape, codec: str, prompt: Sequence[int], count: int
+) -> list[int]:
+    """`count` tokens after `prompt`, always the likeliest."""
+    run = Sequence1(decoder, shape, codec, len(prompt) + count)
+    token = int(run.feed(prompt, last_only=True)[0].argmax())
+    found = [token]
+    while len(found) < count:
+        token = int(run.feed([token], last_only=True)[0].argmax())
+        found.append(token)
+    return found
+
+
+def mean_kl(oracle: F32, other: F32) -> float:
+    """Mean over rows of KL(oracle ‖ other), in nats."""
+    p = torch.log_softmax(torch.from_numpy(oracle).double(), -1)
+    q = torch.log_softmax(torch.from_numpy(other).double(), -1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def oracle_of_gguf(path: Path) -> LlamaForCausalLM:
+    """A transformers model with the weights gguf-py dequantises from the file; independent of our own reader."""
+    reader = gguf.GGUFReader(path)
+
+    def meta(name: str) -> Any:
+        return reader.fields[f"llama.{name}"].contents()
+
+    heads, kv_heads = meta("attention.head_count"), meta("attention.head_count_kv")
+    tensors = {t.name: gguf.dequantize(t.data, t.tensor_type).reshape(t.shape[::-1]) for t in reader.tensors}
+    config = LlamaConfig(
+        hidden_size=meta("embedding_length"),
+        num_hidden_layers=meta("block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=meta("feed_forward_length"),
+        vocab_size=tensors["token_embd.weight"].shape[0],
+        max_position_embeddings=meta("context_length"),
+        rms_norm_eps=meta("attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": meta("rope.freq_base")},
+        tie_word_embeddings="output.weight" not in tensors,
+    )
+    names = {
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    }  # fmt: skip
+    state = {
+        "model.embed_tokens.weight": tensors["token_embd.weight"],
+        "model.norm.weight": tensors["output_norm.weight"],
+        "lm_head.weight": tensors.get("output.weight", tensors["token_embd.weight"]),
+    }
+    for i in range(config.num_hidden_layers):
+        for theirs, ours in names.items():
+            values = tensors[f"blk.{i}.{theirs}.weight"]
+            if theirs in ("attn_q", "attn_k"):
+                count = heads if theirs == "attn_q" else kv_heads
+                values = values.reshape(count, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+            state[f"model.layers.{i}.{ours}.weight"] = values
+    model = LlamaForCausalLM(config).eval()
+    model.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in state.items()})
+    return model
+
+
+def write_gguf(
+    path: Path, model: LlamaForCausalLM, kind: str, tokenizer: dict[str, Any], extra: dict[str, Any] | None = None
+) -> None:
+    """A transformers model as a GGUF whose matrices are of `kind`, q and k rows interleaved as llama.cpp's are."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    for key, value in (tokenizer | (extra or {})).items():
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        add.get(type(value), writer.add_array)(key, value)
+    quant = gguf.GGMLQuantizationType[kind]
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        values = tensor.float().numpy()
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        theirs = table.get_name(name, try_suffixes=(".weight",))
+        if values.ndim == 1:
+            writer.add_tensor(theirs, values)
+        else:
+            writer.add_tensor(theirs, gguf.quantize(np.ascontiguousarray(values), quant), raw_dtype=quant)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tiny_tokenizer(size: int = 320) -> dict[str, Any]:
+    """A byte-level vocabulary of `size` tokens with two control tokens and a template, as GGUF keys."""
+    alphabet = [chr(c) for c in [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]]
+    alphabet += [chr(0x100 + n) for n in range(256 - len(alphabet))]
+    tokens = ["<|bos|>", "<|end|>", *alphabet]
+    pairs = [(a, b) for a in "Ġthe" for b in "aeiourstn" if a != b]
+    merges = [f"{a} {b}" for a, b in pairs][: size - len(tokens)]
+    tokens += [m.replace(" ", "") for m in merges]
+    tokens += [f"<|pad{i}|>" for i in range(size - len(tokens))]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if t.startswith("<|") else 1 for t in tokens],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.chat_template": "{% for m in messages %}{{ m.role + ':' + m.content + '<|end|>' }}{% endfor %}",
+    }
