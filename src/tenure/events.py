@@ -59,6 +59,15 @@ class BlockReused(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockMerged(Fact):
+    """Two sequences had computed the same block: `given` was freed and its owner leases `kept`. No key left."""
+
+    key: Key
+    kept: BlockId
+    given: BlockId
+
+
+@dataclass(frozen=True, slots=True)
 class RequestQueued(Fact):
     request: str
     prompt_tokens: int

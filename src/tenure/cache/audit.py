@@ -1,0 +1,111 @@
+"""The auditor: every invariant of the cache, each with the sentence that tells which one broke."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from tenure.cache import keys
+from tenure.cache.lease import LeaseId
+from tenure.cache.leaves import Leaves
+from tenure.cache.ledger import Ledger
+from tenure.cache.pool import FREE, BlockPool
+from tenure.cache.radix import Node, RadixIndex
+from tenure.errors import Corrupt
+from tenure.types import Key
+
+if TYPE_CHECKING:
+    from tenure.cache.kvcache import Held
+
+
+def require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise Corrupt(sentence)
+
+
+def check_index(index: RadixIndex) -> None:
+    """Resident blocks are reachable, sorted, and named by what they hold."""
+    seen: dict[Key, Node] = {}
+    for key, root in index.roots.items():
+        require(root.key == key and root.parent is None, "a root is not the root its key names")
+        require(bool(root.kids), "a root without kids is kept")
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            require([kid.tokens for kid in node.kids] == node.heads, "a node's heads are not its kids' tokens")
+            require(all(a < b for a, b in zip(node.heads, node.heads[1:], strict=False)), "kids are not sorted")
+            for kid in node.kids:
+                require(kid.parent is node and kid.depth == node.depth + 1, "a kid does not know its parent")
+                require(kid.key == keys.chain(node.key, kid.tokens), "a key is not that of its chain and tokens")
+                require(0 < len(kid.tokens) <= index.block_tokens, "a block holds no tokens, or too many")
+                require(len(kid.tokens) == index.block_tokens or not kid.kids, "a tail has kids")
+                require(kid.scope_digest == key, "a block lies in another scope than its root")
+                seen[kid.key] = kid
+            stack.extend(node.kids)
+    require(seen == index.nodes, "the blocks reachable from the roots are not the resident ones")
+
+
+def check_pool(pool: BlockPool, index: RadixIndex, leases: Iterable[Held]) -> None:
+    """Ids partition into free, cached and leased, and references are the sum of the leases."""
+    refs: Counter[int] = Counter()
+    private: list[int] = []
+    for held in leases:
+        shared = held.shared()
+        refs.update(held.lease.blocks)
+        private.extend(held.lease.blocks[len(shared) :])
+        require(len(set(held.lease.blocks)) == len(held.lease.blocks), "a lease holds a block twice")
+        require(
+            list(held.lease.blocks[: len(shared)]) == [node.block for node in shared],
+            "a lease's blocks are not those of its nodes",
+        )
+    free = pool.free_ids()
+    resident = [node.block for node in index.nodes.values()]
+    require(
+        sorted([*free, *resident, *private]) == list(range(pool.total)),
+        "free, resident and private blocks do not partition the ids",
+    )
+    require(all(pool.refs[block] == FREE for block in free), "a free block has references")
+    require(
+        all(pool.refs[block] == refs[block] for block in (*resident, *private)), "references are not the sum of leases"
+    )
+    counts = pool.counts()
+    require(counts.leased == len(refs), "the count of leased blocks is not that of the blocks leased")
+    require(counts.leased + counts.cached + counts.free == counts.total, "the pool's counts do not add up")
+
+
+def check_leaves(leaves: Leaves, pool: BlockPool, index: RadixIndex) -> None:
+    """Evictable are exactly the idle blocks without kids; what is behind an idle block is idle; nothing idle is held
+    twice."""
+    for node in index.nodes.values():
+        idle = pool.refs[node.block] == 0
+        require((node in leaves) == (idle and not node.kids), "evictable leaves are not the idle blocks without kids")
+    for parent in (*index.roots.values(), *index.nodes.values()):
+        idle = parent.parent is not None and pool.refs[parent.block] == 0
+        leased = [pool.refs[kid.block] > 0 for kid in parent.kids]
+        require(not idle or not any(leased), "a leased block stands behind an idle one")
+        for at, longer in enumerate(parent.heads[1:]):
+            shorter = parent.heads[at]
+            require(
+                leased[at] or longer[: len(shorter)] != shorter,
+                "an idle tail is held again as the head of its sibling",
+            )
+    leaves.check()
+
+
+def check_leases(leases: Mapping[LeaseId, Held], promises: Mapping[Key, LeaseId], block_tokens: int) -> None:
+    """Leases know what they committed, and every promise belongs to one that lives."""
+    promised = {key: lease for lease, held in leases.items() for key in held.promised}
+    require(promised == promises, "the promises are not those of the live leases")
+    for lease, held in leases.items():
+        require(held.lease.id == lease, "a lease is filed under another id")
+        require(
+            held.lease.committed_tokens == block_tokens * len(held.nodes), "a lease miscounts what it has committed"
+        )
+        above = [node.parent for node in held.nodes[1:]]
+        require(above == held.nodes[:-1], "the blocks of a lease are not one chain")
+
+
+def check_books(ledger: Ledger, tier: str, resident: int) -> None:
+    """What was stored and is not gone is here."""
+    require(ledger.resident(tier) == resident, f"stored − gone is {ledger.resident(tier)}, resident are {resident}")

@@ -1,0 +1,160 @@
+"""Evictable leaves, in buckets of the policy's choosing; which of them go next.
+
+Each bucket is a binary heap by last use with lazy deletion: a leaf that is leased again only loses its ticket. Choosing
+reads the heaps from their tops down and changes nothing, so a plan that is thrown away costs nothing to undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from tenure.cache.pool import BlockPool
+from tenure.cache.radix import Node
+from tenure.errors import Corrupt
+from tenure.policy.base import BlockView, EvictionPolicy
+
+_Entry = tuple[float, int, Node]
+"""Last use, ticket, leaf; live while the leaf still has that ticket."""
+_EXPOSED = -1
+"""Place in the heap of an entry that is not in it: a parent all of whose kids have been chosen."""
+
+
+class _Bucket:
+    __slots__ = ("entries", "live")
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+        self.live = 0
+
+
+class Leaves:
+    """All leaves that nobody leases."""
+
+    def __init__(self, policy: EvictionPolicy, pool: BlockPool, block_tokens: int) -> None:
+        self._policy = policy
+        self._pool = pool
+        self._block_tokens = block_tokens
+        self._buckets: dict[Hashable, _Bucket] = {}
+        self._tickets = count(1)
+
+    def __len__(self) -> int:
+        return sum(bucket.live for bucket in self._buckets.values())
+
+    def __contains__(self, node: Node) -> bool:
+        return node.ticket > 0
+
+    def add(self, node: Node) -> None:
+        """A leaf became evictable."""
+        node.bucket = self._policy.bucket(self.view(node))
+        node.ticket = next(self._tickets)
+        bucket = self._buckets.setdefault(node.bucket, _Bucket())
+        bucket.live += 1
+        heappush(bucket.entries, (node.last_used, node.ticket, node))
+
+    def discard(self, node: Node) -> None:
+        """A block is evictable no more, if it was."""
+        if not node.ticket:
+            return
+        node.ticket = 0
+        bucket = self._buckets[node.bucket]
+        bucket.live -= 1
+        if not bucket.live:
+            del self._buckets[node.bucket]
+            return
+        if len(bucket.entries) > 2 * bucket.live + 16:
+            bucket.entries = [entry for entry in bucket.entries if entry[2].ticket == entry[1]]
+            heapify(bucket.entries)
+        while bucket.entries[0][2].ticket != bucket.entries[0][1]:  # so that asks needn't wade through the dead
+            heappop(bucket.entries)
+
+    def view(self, node: Node) -> BlockView:
+        size = len(node.tokens)
+        return BlockView(
+            node.key,
+            size,
+            size < self._block_tokens,
+            node.depth,
+            node.scope_digest,
+            node.last_used,
+            node.created,
+        )
+
+    def check(self) -> None:
+        """Verify that every bucket counts its live entries right and has the oldest one on top."""
+        for name, bucket in self._buckets.items():
+            live = [entry for entry in bucket.entries if entry[2].ticket == entry[1]]
+            if len(live) != bucket.live or not live:
+                raise Corrupt(f"bucket {name!r} counts {bucket.live} evictable leaves and holds {len(live)}")
+            if min(live) != bucket.entries[0]:
+                raise Corrupt(f"bucket {name!r} does not have its longest idle leaf on top")
+
+    def choose(self, n: int, now: float, spared: Collection[Node]) -> list[Node]:
+        """The next `n` blocks to go, each a leaf once those before it are gone; none of `spared`.
+
+        Fewer come back only when nothing else is evictable.
+        """
+        chosen: list[Node] = []
+        gone: dict[Node, int] = {}
+        fronts = {name: _Front(bucket.entries, spared) for name, bucket in self._buckets.items()}
+        ranks = {name: self._policy.rank(name, now - f.idle_since) for name, f in fronts.items() if f.frontier}
+        while len(chosen) < n and ranks:
+            name = min(ranks, key=ranks.__getitem__)
+            node = fronts[name].pop()
+            chosen.append(node)
+            touched = {name}
+            parent = node.parent
+            if parent is not None and parent.parent is not None:
+                gone[parent] = gone.get(parent, 0) + 1
+                alone = gone[parent] == len(parent.kids) and not self._pool.refs[parent.block]
+                if alone and parent not in spared:
+                    name = self._policy.bucket(self.view(parent))
+                    fronts.setdefault(name, _Front([], spared)).push((parent.last_used, -len(chosen), parent))
+                    touched.add(name)
+            for name in touched:
+                if fronts[name].frontier:
+                    ranks[name] = self._policy.rank(name, now - fronts[name].idle_since)
+                else:
+                    del ranks[name]
+        return chosen
+
+
+class _Front:
+    """Reads a heap in order without changing it: holds the entries whose parents in the heap were read already."""
+
+    __slots__ = ("entries", "frontier", "spared")
+
+    def __init__(self, entries: list[_Entry], spared: Collection[Node]) -> None:
+        self.entries = entries
+        self.spared = spared
+        self.frontier: list[tuple[float, int, Node, int]] = [(*entries[0], 0)] if entries else []
+        self._settle()
+
+    @property
+    def idle_since(self) -> float:
+        return self.frontier[0][0]
+
+    def push(self, entry: _Entry) -> None:
+        heappush(self.frontier, (*entry, _EXPOSED))
+
+    def pop(self) -> Node:
+        node = self._step()
+        self._settle()
+        return node
+
+    def _settle(self) -> None:
+        """Pass over entries that are dead or spared, so that the first one can be chosen."""
+        while self.frontier:
+            _, ticket, node, at = self.frontier[0]
+            if (at == _EXPOSED or node.ticket == ticket) and node not in self.spared:
+                return
+            self._step()
+
+    def _step(self) -> Node:
+        _, _, node, at = heappop(self.frontier)
+        if at != _EXPOSED:
+            for below in (2 * at + 1, 2 * at + 2):
+                if below < len(self.entries):
+                    heappush(self.frontier, (*self.entries[below], below))
+        return node

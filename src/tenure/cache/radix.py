@@ -1,0 +1,142 @@
+"""What is held, by content: one node per block, children sorted by their tokens.
+
+A sorted list finds the exact child and the one with the longest common head by the same bisection: in sorted order
+that child is a neighbour of the place where the tokens would stand.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+
+from tenure.types import BlockId, Key, Token
+
+NO_BLOCK = BlockId(-1)
+
+
+class Node:
+    """A resident block, or a root (no tokens, no block). A tail holds fewer tokens than a full block, and no kids."""
+
+    __slots__ = (
+        "block",
+        "bucket",
+        "created",
+        "depth",
+        "heads",
+        "key",
+        "kids",
+        "last_used",
+        "parent",
+        "scope_digest",
+        "ticket",
+        "tokens",
+    )
+
+    def __init__(self, parent: Node | None, key: Key, tokens: tuple[Token, ...], block: BlockId, now: float) -> None:
+        self.parent = parent
+        self.key = key
+        self.tokens = tokens
+        self.block = block
+        self.created = self.last_used = now
+        self.depth: int = -1 if parent is None else parent.depth + 1
+        self.scope_digest: Key = key if parent is None else parent.scope_digest
+        self.heads: list[tuple[Token, ...]] = []
+        """The tokens of `kids`, sorted; kept apart so that bisection compares tuples and calls nothing."""
+        self.kids: list[Node] = []
+        self.ticket = 0
+        self.bucket: Hashable = None
+
+
+def common_head(a: Sequence[Token], b: Sequence[Token]) -> int:
+    """How many first tokens two sequences of one type share."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    low = 0  # a[:low] == b[:low]; halving keeps the comparing in C
+    while shorter - low > 1:
+        middle = (low + shorter) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            shorter = middle
+    return low
+
+
+class RadixIndex:
+    """Full blocks and tails of all scopes. `nodes` are the resident ones by key, `roots` the scopes that have any."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.roots: dict[Key, Node] = {}
+        self.nodes: dict[Key, Node] = {}
+
+    def walk(self, root: Key, tokens: Sequence[Token], limit: int) -> list[Node]:
+        """The longest chain of full blocks that hold tokens[:limit]."""
+        path: list[Node] = []
+        node = self.roots.get(root)
+        size = self.block_tokens
+        end = size
+        while node is not None and end <= limit:
+            ids = tuple(tokens[end - size : end])
+            heads = node.heads
+            at = bisect_left(heads, ids)
+            if at == len(heads) or heads[at] != ids:
+                break
+            node = node.kids[at]
+            path.append(node)
+            end += size
+        return path
+
+    def closest(self, parent: Node, ids: tuple[Token, ...]) -> tuple[Node, int] | None:
+        """The child that shares the longest head with `ids`, and its length; None when no child shares a token."""
+        heads, kids = parent.heads, parent.kids
+        at = bisect_left(heads, ids)
+        below = common_head(heads[at - 1], ids) if at else 0
+        above = common_head(heads[at], ids) if at < len(heads) else 0
+        if not below and not above:
+            return None
+        return (kids[at - 1], below) if below >= above else (kids[at], above)
+
+    def child(self, parent: Node, ids: tuple[Token, ...]) -> Node | None:
+        """The child that holds exactly `ids`."""
+        at = bisect_left(parent.heads, ids)
+        return parent.kids[at] if at < len(parent.heads) and parent.heads[at] == ids else None
+
+    def is_head(self, parent: Node, ids: tuple[Token, ...]) -> bool:
+        """Whether a child other than one that holds exactly `ids` begins with them."""
+        at = bisect_left(parent.heads, ids)
+        at += at < len(parent.heads) and parent.heads[at] == ids
+        return at < len(parent.heads) and parent.heads[at][: len(ids)] == ids
+
+    def shorter(self, node: Node) -> Node | None:
+        """The sibling right before `node`, when its tokens are a head of node's."""
+        assert node.parent is not None
+        at = bisect_left(node.parent.heads, node.tokens)
+        before = node.parent.kids[at - 1] if at else None
+        return before if before is not None and node.tokens[: len(before.tokens)] == before.tokens else None
+
+    def root(self, key: Key) -> Node:
+        """The root named `key`. A new one lasts from its first child to its last."""
+        return self.roots.get(key) or Node(None, key, (), NO_BLOCK, 0.0)
+
+    def attach(self, parent: Node, key: Key, ids: tuple[Token, ...], block: BlockId, now: float) -> Node:
+        """Add a block that holds `ids` behind `parent`."""
+        node = Node(parent, key, ids, block, now)
+        at = bisect_left(parent.heads, ids)
+        parent.heads.insert(at, ids)
+        parent.kids.insert(at, node)
+        self.nodes[key] = node
+        if parent.parent is None:
+            self.roots[parent.key] = parent
+        return node
+
+    def detach(self, leaf: Node) -> None:
+        """Remove a block without kids."""
+        parent = leaf.parent
+        if parent is None or leaf.kids:
+            raise ValueError("only leaves are detached")
+        at = bisect_left(parent.heads, leaf.tokens)
+        del parent.heads[at], parent.kids[at]
+        del self.nodes[leaf.key]
+        if parent.parent is None and not parent.kids:
+            del self.roots[parent.key]

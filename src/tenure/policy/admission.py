@@ -1,0 +1,64 @@
+"""Which requests are taken."""
+
+from __future__ import annotations
+
+from tenure.policy.base import AdmissionAsk, Admit, Load, Refuse, Wait
+
+
+class BoundedQueue:
+    """Takes what can ever run, up to a bounded queue of requests and tokens."""
+
+    name = "bounded_queue"
+
+    def judge(self, ask: AdmissionAsk, load: Load) -> Admit | Wait | Refuse:
+        refusal = self._never(ask, load) or self._not_now(ask, load)
+        if refusal:
+            return refusal
+        if load.queued_requests:
+            return Wait(f"behind {load.queued_requests} queued requests")
+        needed = load.blocks(ask.prompt_tokens) + 1
+        if needed > load.free_blocks + load.evictable_blocks:
+            return Wait(f"{needed} blocks needed, {load.free_blocks} free and {load.evictable_blocks} evictable")
+        return Admit(f"{needed} blocks can be had")
+
+    def _never(self, ask: AdmissionAsk, load: Load) -> Refuse | None:
+        """What no waiting helps: a prompt without room for an answer in the context, or in the whole pool."""
+        if ask.prompt_tokens >= load.context_limit:
+            return Refuse(
+                f"The prompt has {ask.prompt_tokens} tokens; the context of {load.context_limit} leaves no room for"
+                " an answer.",
+                "context_length_exceeded",
+                {
+                    "prompt_tokens": ask.prompt_tokens,
+                    "requested_tokens": ask.prompt_tokens + (ask.max_tokens or 1),
+                    "limit": load.context_limit,
+                },
+            )
+        needed = load.blocks(ask.prompt_tokens + 1)
+        if needed > load.total_blocks:
+            return Refuse(
+                f"The prompt and one token need {needed} KV blocks of {load.block_tokens} tokens; the pool has"
+                f" {load.total_blocks}.",
+                "kv_capacity_exceeded",
+                {"needed_blocks": needed, "pool_blocks": load.total_blocks},
+            )
+        return None
+
+    def _not_now(self, ask: AdmissionAsk, load: Load) -> Refuse | None:
+        """A full queue. An empty one takes any request, else one larger than the bounds could never come in."""
+        if not load.queued_requests:
+            return None
+        retry = {"retry_after_s": max(0.0, load.predicted_start_s)}
+        if load.queued_requests + ask.n > load.max_queued_requests:
+            return Refuse(
+                f"The queue holds {load.queued_requests} of at most {load.max_queued_requests} requests.",
+                "queue_full",
+                {"queued_requests": load.queued_requests, "limit": load.max_queued_requests, **retry},
+            )
+        if load.queued_tokens + ask.prompt_tokens > load.max_queued_tokens:
+            return Refuse(
+                f"The queue holds {load.queued_tokens} of at most {load.max_queued_tokens} prompt tokens.",
+                "queue_full",
+                {"queued_tokens": load.queued_tokens, "limit": load.max_queued_tokens, **retry},
+            )
+        return None
