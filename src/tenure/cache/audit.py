@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from tenure.cache import keys
-from tenure.cache.lease import LeaseId
+from tenure.cache.lease import Held, LeaseId
 from tenure.cache.leaves import Leaves
 from tenure.cache.ledger import Ledger
 from tenure.cache.pool import FREE, BlockPool
 from tenure.cache.radix import Node, RadixIndex
 from tenure.errors import Corrupt
 from tenure.types import Key
-
-if TYPE_CHECKING:
-    from tenure.cache.kvcache import Held
 
 
 def require(holds: bool, sentence: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 from tenure.cache import audit, keys
-from tenure.cache.lease import Grant, Lease, LeaseId
+from tenure.cache.lease import Grant, Held, Lease, LeaseId
 from tenure.cache.leaves import Leaves
 from tenure.cache.ledger import Ledger
 from tenure.cache.plan import Ask, Head, Match, Plan, Shortfall
@@ -21,22 +21,6 @@ from tenure.spec import Codec
 from tenure.types import BlockId, CopyOp, Fate, Key, PoolCounts, Scope, Token
 
 DEVICE = "device"
-
-
-class Held:
-    """What a live lease holds: `nodes` for its shareable full blocks, a `tail` when its open block's head is one."""
-
-    __slots__ = ("lease", "nodes", "promised", "tail")
-
-    def __init__(self, lease: Lease, nodes: list[Node], tail: Node | None, promised: set[Key]) -> None:
-        self.lease = lease
-        self.nodes = nodes
-        self.tail = tail
-        self.promised = promised
-
-    def shared(self) -> list[Node]:
-        """The nodes it holds, in order; the rest of its blocks nobody else can see."""
-        return [*self.nodes, self.tail] if self.tail else self.nodes
 
 
 class KvCache:
@@ -111,6 +95,10 @@ class KvCache:
         """Blocks that are neither free, cached nor of any lease; 0 unless there is a bug."""
         private = sum(len(held.lease.blocks) - len(held.shared()) for held in self._leases.values())
         return self._pool.total - self._pool.free - len(self._index.nodes) - private
+
+    def freed_by(self, lease: Lease) -> int:
+        """Blocks that only this lease holds: what its release would make free or evictable."""
+        return sum(self._pool.refs[block] == 1 for block in lease.blocks)
 
     def check(self) -> None:
         """Verify every invariant; raises Corrupt with a sentence naming the one that does not hold."""

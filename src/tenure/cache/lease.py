@@ -1,11 +1,12 @@
-"""A lease: a sequence's right to its blocks, as a frozen receipt."""
+"""A lease: a sequence's right to its blocks. Outside a frozen receipt, inside what stands behind it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NewType
 
-from tenure.types import BlockId, CopyOp, Scope
+from tenure.cache.radix import Node
+from tenure.types import BlockId, CopyOp, Key, Scope
 
 LeaseId = NewType("LeaseId", int)
 
@@ -33,3 +34,19 @@ class Grant:
 
     lease: Lease
     copies: tuple[CopyOp, ...]
+
+
+class Held:
+    """What a live lease holds: `nodes` for its shareable full blocks, a `tail` when its open block's head is one."""
+
+    __slots__ = ("lease", "nodes", "promised", "tail")
+
+    def __init__(self, lease: Lease, nodes: list[Node], tail: Node | None, promised: set[Key]) -> None:
+        self.lease = lease
+        self.nodes = nodes
+        self.tail = tail
+        self.promised = promised
+
+    def shared(self) -> list[Node]:
+        """The nodes it holds, in order; the rest of its blocks nobody else can see."""
+        return [*self.nodes, self.tail] if self.tail else self.nodes
