@@ -6,16 +6,18 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "bind_linear.h"
 #include "isa.h"
 #include "linear.h"
 #include "sampler.h"
+#include "shared_team.h"
 #include "team.h"
 
 namespace nb = nanobind;
@@ -41,30 +43,16 @@ auto new_array(Shape... shape) {
     return nb::ndarray<nb::numpy, T>(data, sizeof...(Shape), sizes, owner);
 }
 
-// Teams by size, kept: starting threads for every call would cost more than the call.
-struct Teams {
-    std::mutex mutex;
-    std::map<int, std::unique_ptr<Team>> by_size;
-
-    Team& get(int threads) {
-        auto& team = by_size[threads];
-        if (team == nullptr) team = std::make_unique<Team>(threads);
-        return *team;
-    }
-};
-
-Teams& teams() {
-    static Teams* kept = new Teams;  // never destroyed: no thread must be joined while the interpreter goes down
-    return *kept;
-}
-
-// Runs `work` with the team of that size; one at a time, without the interpreter's lock.
+// Takes its turn on the process's team of that size, without the interpreter's lock; keeps the team alive in `kept`, as
+// starting threads for every call would cost more than the call.
 template <class Work>
-void with_team(int threads, Work&& work) {
+void with_team(int threads, std::shared_ptr<SharedTeam>& kept, Work&& work) {
     if (threads < 0 || threads > 1024) throw std::invalid_argument("threads must be between 0 and 1024");
+    kept = shared_team(threads);
+    const std::shared_ptr<SharedTeam> held = kept;
     const nb::gil_scoped_release release;
-    const std::lock_guard lock(teams().mutex);
-    work(teams().get(threads == 0 ? Team::cores() : threads));
+    const std::lock_guard turn(held->turn);
+    work(held->team);
 }
 
 void check_dtype(Format format, const Any2& w) {
@@ -99,7 +87,7 @@ namespace {
 
 struct PyLinear {
     Linear w;
-    Scratch scratch;
+    std::shared_ptr<SharedTeam> team;
 };
 
 void forward_into(PyLinear& self, const Floats2& x, MutableFloats2& y, int threads, const std::string& isa_name,
@@ -112,7 +100,8 @@ void forward_into(PyLinear& self, const Floats2& x, MutableFloats2& y, int threa
     const Isa& chosen = isa_name.empty() ? isa() : isa_named(isa_name);
     const LinearCall call{x.data(), int64_t(k),  y.data(), int64_t(n), int(x.shape(0)), bias ? bias->data() : nullptr,
                           accumulate};
-    with_team(threads, [&](Team& team) { linear(self.w, call, self.scratch, team, chosen); });
+    Scratch scratch;
+    with_team(threads, self.team, [&](Team& team) { linear(self.w, call, scratch, team, chosen); });
 }
 
 void bind_linear_class(nb::module_& m) {
@@ -169,7 +158,8 @@ auto sample_rows(const Floats2& logits, const Vector<float>& temperature, const 
         if (!(top_p(r) > 0 && top_p(r) <= 1)) throw std::invalid_argument("top_p must be in (0, 1]");
     }
     auto out = new_array<int32_t>(rows);
-    with_team(threads, [&](Team& team) {
+    std::shared_ptr<SharedTeam> team_of_call;
+    with_team(threads, team_of_call, [&](Team& team) {
         sample(logits.data(), int(logits.shape(1)), params.data(), int(rows), out.data(), team);
     });
     return out;

@@ -10,16 +10,42 @@ namespace tenure {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr int kChunk = 256;  // logits looked at between decisions; long enough to be worth vector instructions
 
-struct Candidate {
-    float logit;
-    int32_t id;
-};
+// Logits as integers in the same order, so that one integer pass finds the maximum and everything that is not a number.
+constexpr int32_t kInfinityKey = 0x7f800000;
+constexpr int32_t kMinusInfinityKey = ~kInfinityKey;
 
-// The one order of tokens: higher logit first, equal logits by lower id.
-bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+int32_t order_key(float logit) {
+    int32_t bits;
+    std::memcpy(&bits, &logit, sizeof bits);
+    return bits ^ (bits >> 31 & 0x7fffffff);
+}
 
-// Uniform in [0, 1) with 32 bits, from nothing but the row's own arguments.
+// The maximum; false when the row holds a NaN or +inf, or nothing finite.
+bool find_maximum(const float* logits, int vocab, float& most) {
+    int32_t highest = kMinusInfinityKey, lowest = kInfinityKey;
+    for (int i = 0; i < vocab; ++i) {
+        const int32_t key = order_key(logits[i]);
+        highest = key > highest ? key : highest;
+        lowest = key < lowest ? key : lowest;
+    }
+    const int32_t bits = highest ^ (highest >> 31 & 0x7fffffff);
+    std::memcpy(&most, &bits, sizeof most);
+    return highest < kInfinityKey && highest > kMinusInfinityKey && lowest >= kMinusInfinityKey;
+}
+
+int32_t first_equal(const float* logits, int vocab, float value) {
+    int start = 0;
+    for (; start + kChunk <= vocab; start += kChunk) {
+        int equal = 0;
+        for (int i = 0; i < kChunk; ++i) equal += logits[start + i] == value;
+        if (equal > 0) break;
+    }
+    return static_cast<int32_t>(std::find(logits + start, logits + vocab, value) - logits);
+}
+
+// Uniform in [0, 1) from nothing but the row's own arguments.
 double uniform(const SampleParams& params) {
     const uint32_t counter[4] = {params.position, params.stream, 0, 0};
     const uint32_t key[2] = {static_cast<uint32_t>(params.seed), static_cast<uint32_t>(params.seed >> 32)};
@@ -28,156 +54,169 @@ double uniform(const SampleParams& params) {
     return words[0] * 0x1p-32;
 }
 
-// The maximum, or NaN when the row holds a NaN or +inf, or nothing finite.
-float checked_maximum(const float* logits, int vocab) {
-    float most = kNever;
-    bool bad = false;
-    for (int i = 0; i < vocab; ++i) {
-        most = logits[i] > most ? logits[i] : most;
-        bad |= !(logits[i] < std::numeric_limits<float>::infinity());
-    }
-    return bad || most == kNever ? std::numeric_limits<float>::quiet_NaN() : most;
+// e^-d for d >= 0, relative error below 2e-7, zero from d = 87 on. Ours rather than the C library's: it vectorises, and
+// gives the same bits on every machine.
+inline float exp_minus(float d) {
+    const float t = d * -1.44269504f;
+    const float bounded = t > -126.0f ? t : -126.0f;
+    const int32_t whole = static_cast<int32_t>(bounded);  // towards zero: the fraction is in (-1, 0]
+    const float f = (bounded - static_cast<float>(whole)) * 0.693147181f;
+    const float series =
+        1 + f * (1 + f * (1 / 2.f + f * (1 / 6.f + f * (1 / 24.f + f * (1 / 120.f + f * (1 / 720.f + f / 5040))))));
+    const int32_t bits = (whole + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    return t > -126.0f ? series * power : 0.0f;
 }
 
-int32_t greedy(const float* logits, int vocab, float most) {
-    return static_cast<int32_t>(std::find(logits, logits + vocab, most) - logits);
-}
+// A token and the one order of tokens: higher logit first, equal logits by lower id.
+struct Token {
+    float logit;
+    int32_t id;
+};
 
-// Histogram over the distance to the maximum, in units of temperature: where a cut by rank or by mass falls is found in
-// one pass, and only the tokens above it are ever collected and sorted.
-class Histogram {
+bool before(const Token& a, const Token& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+
+// One row on its way to a token. Unnormalised probabilities are relative to the maximum's, which is 1. A cut is the last
+// token kept in that order; cutting zeroes the weights beyond it, and the draw walks the weights in order of ids.
+class Row {
 public:
-    static constexpr int kBins = 1024;
-    static constexpr float kRange = 32.0f;  // e^-32: everything further down shares the last bin
+    Row(const float* logits, int vocab, float most, float inverse, std::vector<float>& weights)
+        : logits_(logits), vocab_(vocab), most_(most), inverse_(inverse), weights_(weights) {
+        weights_.resize(vocab);
+        for (int i = 0; i < vocab; ++i) weights_[i] = exp_minus((most - logits[i]) * inverse);
+    }
 
-    Histogram(const float* logits, int vocab, float most, float inverse) : most_(most), inverse_(inverse) {
-        for (int i = 0; i < vocab; ++i) {
-            if (logits[i] == kNever) continue;
-            const int at = bin(logits[i]);
-            ++count_[at];
-            mass_[at] += weight(logits[i]);
+    void keep_top_k(int32_t k) {
+        std::vector<Token> found = collect_above(threshold_of_rank(k));
+        if (k > static_cast<int32_t>(found.size())) return;  // fewer than k can be chosen at all
+        std::nth_element(found.begin(), found.begin() + (k - 1), found.end(), before);
+        cut_after(found[k - 1]);
+    }
+
+    // Keeps the fewest tokens whose mass reaches top_p of what is left.
+    void keep_top_p(float top_p) {
+        const double total = mass();
+        // All tokens lighter than this together cannot matter: they weigh less than what top_p gives away.
+        const double light = (1.0 - double(top_p)) * total / vocab_;
+        std::vector<Token> found;
+        for (int i = 0; i < vocab_; ++i) {
+            if (weights_[i] > 0.0f && weights_[i] >= light) found.push_back({logits_[i], i});
         }
+        if (!found.empty()) cut_after(token_at_mass(found, top_p * total));
     }
 
-    float distance(float logit) const { return (most_ - logit) * inverse_; }
-    double weight(float logit) const { return std::exp(-double(distance(logit))); }
-    int bin(float logit) const {
-        const float at = distance(logit) * (kBins / kRange);
-        return at < kBins - 1 ? static_cast<int>(at) : kBins - 1;
-    }
-
-    // Last bin needed to hold at least `count` tokens.
-    int bin_of_rank(int64_t count) const {
-        int64_t seen = 0;
-        for (int at = 0; at < kBins; ++at) {
-            seen += count_[at];
-            if (seen >= count) return at;
-        }
-        return kBins - 1;
-    }
-
-    // Last bin needed to hold at least `mass`.
-    int bin_of_mass(double mass) const {
+    int32_t draw(double u) const {
+        const double target = u * mass();
         double seen = 0;
-        for (int at = 0; at < kBins; ++at) {
-            seen += mass_[at];
-            if (seen >= mass) return at;
+        int32_t last = -1;
+        for (int start = 0; start < vocab_; start += kChunk) {
+            const double here = chunk_mass(start);
+            if (seen + here <= target) {
+                seen += here;
+                continue;
+            }
+            for (int i = start; i < std::min(vocab_, start + kChunk); ++i) {
+                seen += weights_[i];
+                if (weights_[i] > 0.0f) last = i;
+                if (seen > target) return i;
+            }
         }
-        return kBins - 1;
-    }
-
-    double total() const {
-        double sum = 0;
-        for (const double mass : mass_) sum += mass;
-        return sum;
+        // Only when rounding left the running sum a hair below the target: the last token that can be chosen.
+        for (int i = vocab_ - 1; last < 0; --i) {
+            if (weights_[i] > 0.0f) last = i;
+        }
+        return last;
     }
 
 private:
-    float most_, inverse_;
-    int32_t count_[kBins] = {};
-    double mass_[kBins] = {};
-};
-
-// Keeps the first `rank` of the collected tokens and sorts them.
-void keep_best(std::vector<Candidate>& found, int64_t rank) {
-    if (rank < static_cast<int64_t>(found.size())) {
-        std::nth_element(found.begin(), found.begin() + rank, found.end(), before);
-        found.resize(rank);
+    // A logit that at least k tokens reach, and few more: from a histogram over the distance to the maximum.
+    float threshold_of_rank(int32_t k) const {
+        constexpr int kBins = 1024;
+        constexpr float kRange = 32.0f;  // in units of temperature; everything further down shares the last bin
+        const float per_bin = kRange / kBins / inverse_;
+        int32_t counts[kBins] = {};
+        for (int i = 0; i < vocab_; ++i) {
+            const float at = (most_ - logits_[i]) * inverse_ * (kBins / kRange);
+            ++counts[at < kBins - 1 ? static_cast<int>(at) : kBins - 1];
+        }
+        int64_t seen = 0;
+        for (int bin = 0; bin < kBins - 1; ++bin) {
+            seen += counts[bin];
+            // Half a bin of slack: the edge is computed in another way than the bins were.
+            if (seen >= k) return most_ - (static_cast<float>(bin) + 1.5f) * per_bin;
+        }
+        return kNever;
     }
-    std::sort(found.begin(), found.end(), before);
-}
 
-std::vector<Candidate> collect(const float* logits, int vocab, const Histogram& histogram, int last_bin) {
-    std::vector<Candidate> found;
-    for (int i = 0; i < vocab; ++i) {
-        if (logits[i] != kNever && histogram.bin(logits[i]) <= last_bin) found.push_back({logits[i], i});
+    std::vector<Token> collect_above(float threshold) const {
+        std::vector<Token> found;
+        for (int i = 0; i < vocab_; ++i) {
+            if (logits_[i] >= threshold && logits_[i] != kNever) found.push_back({logits_[i], i});
+        }
+        return found;
     }
-    return found;
-}
 
-// Without cuts: walks the row in order of ids, no sorting.
-int32_t draw_from_all(const float* logits, int vocab, const Histogram& histogram, double u) {
-    double total = 0;
-    for (int i = 0; i < vocab; ++i) {
-        if (logits[i] != kNever) total += histogram.weight(logits[i]);
+    // The token at which the running mass, taken in order, reaches `wanted`; by halving, not by sorting.
+    Token token_at_mass(std::vector<Token>& found, double wanted) const {
+        auto first = found.begin(), last = found.end();
+        while (last - first > 1) {
+            const auto middle = first + (last - first) / 2;
+            std::nth_element(first, middle, last, before);
+            double upper = 0;
+            for (auto token = first; token != middle; ++token) upper += weights_[token->id];
+            if (upper >= wanted) {
+                last = middle;
+            } else {
+                wanted -= upper;
+                first = middle;
+            }
+        }
+        return *first;
     }
-    const double target = u * total;
-    double seen = 0;
-    int32_t last = -1;
-    for (int i = 0; i < vocab; ++i) {
-        if (logits[i] == kNever) continue;
-        const double weight = histogram.weight(logits[i]);
-        seen += weight;
-        if (weight > 0) last = i;
-        if (seen > target) return i;
-    }
-    return last;
-}
 
-// Over sorted candidates: cuts at top_p of their own mass, then walks down.
-int32_t draw_from(const std::vector<Candidate>& found, const Histogram& histogram, double total, float top_p, double u) {
-    std::size_t kept = found.size();
-    double mass = 0;
-    const double wanted = top_p < 1.0f ? double(top_p) * total : total;
-    for (std::size_t i = 0; i < found.size(); ++i) {
-        mass += histogram.weight(found[i].logit);
-        if (top_p < 1.0f && mass >= wanted) {
-            kept = i + 1;
-            break;
+    void cut_after(const Token& last) {
+        for (int i = 0; i < vocab_; ++i) {
+            const bool kept = logits_[i] > last.logit || (logits_[i] == last.logit && i <= last.id);
+            weights_[i] = kept ? weights_[i] : 0.0f;
         }
     }
-    const double target = u * mass;
-    double seen = 0;
-    for (std::size_t i = 0; i < kept; ++i) {
-        seen += histogram.weight(found[i].logit);
-        if (seen > target) return found[i].id;
+
+    // Eight running sums, so that the additions need not wait for each other.
+    double chunk_mass(int start) const {
+        double sums[8] = {};
+        const int end = std::min(vocab_, start + kChunk);
+        for (; start + 8 <= end; start += 8) {
+            for (int j = 0; j < 8; ++j) sums[j] += weights_[start + j];
+        }
+        for (int j = 0; start + j < end; ++j) sums[j] += weights_[start + j];
+        return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
     }
-    return found[kept - 1].id;
-}
+
+    double mass() const {
+        double sum = 0;
+        for (int start = 0; start < vocab_; start += kChunk) sum += chunk_mass(start);
+        return sum;
+    }
+
+    const float* logits_;
+    int vocab_;
+    float most_, inverse_;
+    std::vector<float>& weights_;
+};
 
 int32_t choose_token(const float* logits, int vocab, const SampleParams& params) {
-    const float most = checked_maximum(logits, vocab);
-    if (std::isnan(most)) return -1;
-    if (!(params.temperature > 0.0f) || params.top_k == 1) return greedy(logits, vocab, most);
-    const float inverse = 1.0f / params.temperature;
-    if (std::isinf(inverse)) return greedy(logits, vocab, most);
-    const Histogram histogram(logits, vocab, most, inverse);
-    const double u = uniform(params);
-    const bool by_rank = params.top_k > 0 && params.top_k < vocab;
-    if (!by_rank && params.top_p >= 1.0f) return draw_from_all(logits, vocab, histogram, u);
-    if (by_rank) {
-        std::vector<Candidate> found = collect(logits, vocab, histogram, histogram.bin_of_rank(params.top_k));
-        keep_best(found, params.top_k);
-        double total = 0;
-        for (const Candidate& candidate : found) total += histogram.weight(candidate.logit);
-        return draw_from(found, histogram, total, params.top_p, u);
+    float most;
+    if (!find_maximum(logits, vocab, most)) return -1;
+    const float inverse = 1.0f / params.temperature;  // infinite for 0 and for temperatures too small to tell from 0
+    if (!(params.temperature > 0.0f) || std::isinf(inverse) || params.top_k == 1) {
+        return first_equal(logits, vocab, most);
     }
-    // One bin more than the mass asks for: the sums here and in the histogram round differently.
-    const double total = histogram.total();
-    const int last = std::min(histogram.bin_of_mass(params.top_p * total) + 1, Histogram::kBins - 1);
-    std::vector<Candidate> found = collect(logits, vocab, histogram, last);
-    keep_best(found, static_cast<int64_t>(found.size()));
-    return draw_from(found, histogram, total, params.top_p, u);
+    static thread_local std::vector<float> weights;
+    Row row(logits, vocab, most, inverse, weights);
+    if (params.top_k > 0 && params.top_k < vocab) row.keep_top_k(params.top_k);
+    if (params.top_p < 1.0f) row.keep_top_p(params.top_p);
+    return row.draw(uniform(params));
 }
 
 }  // namespace
