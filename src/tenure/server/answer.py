@@ -1,0 +1,163 @@
+"""How an answer is written: whole, or as the chunks of a stream. Pure: pieces in, bytes out.
+
+Chunks are cut from a template made once per stream, because a stream writes one for each token: only the text goes
+through a JSON encoder (measured: about 1 µs a chunk, 30 times less than building and dumping a dict or a model).
+"""
+
+from __future__ import annotations
+
+import json
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any
+
+from tenure.errors import RequestError
+from tenure.server.asks import Ask
+from tenure.server.receipts import account
+from tenure.server.replies import error_object
+from tenure.types import Done, Finish, LimitCause, Piece
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+class Ends:
+    """How the choices of one answer ended so far."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Finish, LimitCause | None]] = []
+
+    def note(self, piece: Piece) -> None:
+        if piece.finish is not None:
+            self.seen.append((piece.finish, piece.limit_cause))
+
+
+class Whole:
+    """Gathers the pieces of an answer into one reply."""
+
+    def __init__(self, ask: Ask, created: int) -> None:
+        self._ask = ask
+        self._created = created
+        self._texts: list[list[str]] = [[] for _ in range(ask.request.n)]
+        self._tokens: list[list[int]] = [[] for _ in range(ask.request.n)]
+        self._last: list[Piece | None] = [None] * ask.request.n
+
+    def add(self, piece: Piece) -> None:
+        self._texts[piece.index].append(piece.text)
+        self._tokens[piece.index].extend(piece.tokens)
+        if piece.finish is not None:
+            self._last[piece.index] = piece
+
+    def body(self, done: Done) -> dict[str, Any]:
+        """The reply of a request that ended well."""
+        ask = self._ask
+        reply = {
+            "id": ask.request.id,
+            "object": "chat.completion" if ask.kind == "chat" else "text_completion",
+            "created": self._created,
+            "model": ask.model,
+            "choices": [self._choice(index) for index in range(ask.request.n)],
+            **account(done),
+        }
+        if ask.token_ids and ask.kind == "chat":
+            reply["prompt_token_ids"] = list(ask.request.tokens)
+        return reply
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        text, last = "".join(self._texts[index]), self._last[index]
+        choice: dict[str, Any] = {"index": index}
+        if self._ask.kind == "chat":
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        choice["logprobs"] = None
+        choice["finish_reason"] = None if last is None or last.finish is None else REASONS[last.finish]
+        choice["stop_reason"] = None if last is None else last.stopped_by
+        if self._ask.token_ids:
+            choice["token_ids"] = self._tokens[index]
+            if self._ask.kind == "text":
+                choice["prompt_token_ids"] = list(self._ask.request.tokens)
+        return choice
+
+
+class Chunks:
+    """Writes a stream. The chunk that ends the last choice is held back until `end`, which adds the receipt to it."""
+
+    def __init__(self, ask: Ask, created: int) -> None:
+        self._ask = ask
+        self._open = ask.request.n
+        self._held: Piece | None = None
+        self._begun = False
+        chat = ask.kind == "chat"
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        start = {"id": ask.request.id, "object": kind, "created": created, "model": ask.model}
+        self._start = f"data: {_compact(start)[:-1]}"
+        usage = ',"usage":null' if ask.include_usage else ""
+        self._heads = [
+            f'{self._start}{usage},"choices":[{{"index":{index},' + ('"delta":{"content":' if chat else '"text":')
+            for index in range(ask.request.n)
+        ]
+        self._tail = ("}" if chat else "") + ',"logprobs":null,"finish_reason":'
+        self._plain_end = f"{self._tail}null}}]}}\n\n"
+
+    def piece(self, piece: Piece) -> bytes:
+        """The bytes to send for one piece; empty when there is nothing to say yet."""
+        first = b"" if self._begun else self._first()
+        finish = REASONS.get(piece.finish) if piece.finish is not None else None
+        if finish is None:
+            if not piece.text and not (piece.tokens and self._ask.token_ids):
+                return first
+            if not self._ask.token_ids:
+                return first + f"{self._heads[piece.index]}{quote(piece.text)}{self._plain_end}".encode()
+            return first + self._write(piece, None, "")
+        self._open -= 1
+        if self._open == 0 and not self._ask.include_usage:
+            self._held = piece
+            return first
+        return first + self._write(piece, finish, "")
+
+    def end(self, done: Done) -> bytes:
+        """The last chunk of a stream that ended well, and the end mark."""
+        sums = account(done)
+        if self._ask.include_usage:
+            return f'{self._start},"choices":[],{_compact(sums)[1:]}\n\n'.encode() + DONE
+        del sums["usage"]
+        held = self._held
+        if held is None or held.finish is None:
+            raise AssertionError("a stream cannot end before its choices have")
+        return self._write(held, REASONS[held.finish], f",{_compact(sums)[1:-1]}") + DONE
+
+    def fail(self, error: RequestError, done: Done | None) -> bytes:
+        """An error event with what was used so far, and the end mark."""
+        event = {"error": error_object(error), **({} if done is None else account(done))}
+        held = b"" if self._held is None else self._write(self._held, None, "")
+        return held + f"data: {_compact(event)}\n\n".encode() + DONE
+
+    def _write(self, piece: Piece, finish: str | None, extra: str) -> bytes:
+        reason = "null" if finish is None else f'"{finish}","stop_reason":{_compact(piece.stopped_by)}'
+        ids = f',"token_ids":{_compact(piece.tokens)}' if self._ask.token_ids else ""
+        head = self._heads[piece.index]
+        return f"{head}{quote(piece.text)}{self._tail}{reason}{ids}}}]{extra}}}\n\n".encode()
+
+    def _first(self) -> bytes:
+        """The chunks before the first text: a role for each choice, and the prompt's ids when asked for."""
+        self._begun = True
+        ask, ids = self._ask, ""
+        if ask.token_ids:
+            ids = f',"prompt_token_ids":{_compact(ask.request.tokens)}'
+        if ask.kind == "chat":
+            role = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+            usage = ',"usage":null' if ask.include_usage else ""
+            chunks = [
+                f'{self._start}{usage}{"" if i else ids},"choices":[{{"index":{i},{role}}}]}}\n\n'
+                for i in range(ask.request.n)
+            ]
+            return "".join(chunks).encode()
+        if not ids:
+            return b""
+        chunks = [f'{self._heads[i]}""{self._tail}null{ids}}}]}}\n\n' for i in range(ask.request.n)]
+        return "".join(chunks).encode()

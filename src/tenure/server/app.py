@@ -1,0 +1,125 @@
+"""The server: `create_app` puts routes and guards together over a `Serves`."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tenure.errors import Internal, InvalidRequest, MethodNotAllowed, NotFound, RequestError
+from tenure.server.guards import ApiKey, Bodies, RequestIds
+from tenure.server.metrics import Metrics
+from tenure.server.openai import OpenAI
+from tenure.server.ops import Load, Ops, not_built
+from tenure.server.replies import error_reply, on_request_error
+from tenure.server.serves import Serves
+from tenure.server.settings import ServerSettings
+from tenure.server.texts import Texts
+
+__all__ = ["ServerSettings", "create_app"]
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+UNBUILT = [
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/responses/{rest:path}",
+    "/v1/messages",
+    "/v1/messages/{rest:path}",
+    "/v1/audio/{rest:path}",
+    "/v1/images/{rest:path}",
+    "/v1/moderations",
+    "/v1/files",
+    "/v1/files/{rest:path}",
+    "/v1/batches",
+    "/v1/batches/{rest:path}",
+    "/v1/fine_tuning/{rest:path}",
+    "/v1/assistants",
+    "/v1/threads",
+    "/v1/conversations",
+    "/v1/rerank",
+    "/rerank",
+    "/v1/score",
+    "/score",
+    "/pooling",
+    "/classify",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/v1/kv/conversations",
+    "/v1/kv/conversations/{rest:path}",
+    "/v1/kv/plan",
+    "/v1/kv/events",
+]
+
+
+def create_app(serves: Serves, settings: ServerSettings) -> Starlette:
+    """The ASGI application. It imports no engine; everything it knows comes through `serves`."""
+    metrics, texts, load = Metrics(serves), Texts(), Load()
+    openai, ops = OpenAI(serves, settings, texts, metrics.cut), Ops(serves, metrics, texts, load)
+    routes = [
+        Route("/v1/chat/completions", openai.chat, methods=["POST"]),
+        Route("/v1/completions", openai.completions, methods=["POST"]),
+        Route("/v1/models", openai.models, methods=["GET"]),
+        Route("/v1/models/{id:path}", openai.model, methods=["GET"]),
+        Route("/v1/kv", ops.kv, methods=["GET"]),
+        Route("/health", ops.health, methods=["GET"]),
+        Route("/ping", ops.health, methods=["GET", "POST"]),
+        Route("/ready", ops.ready, methods=["GET"]),
+        Route("/version", ops.version, methods=["GET"]),
+        Route("/load", ops.load, methods=["GET"]),
+        Route("/metrics", ops.metrics, methods=["GET"]),
+        Route("/tokenize", ops.tokenize, methods=["POST"]),
+        Route("/detokenize", ops.detokenize, methods=["POST"]),
+        Route("/reset_prefix_cache", ops.reset, methods=["POST"]),
+        *(Route(path, not_built, methods=METHODS) for path in UNBUILT),
+    ]
+    guards = [Middleware(RequestIds)]
+    if settings.api_key is not None:
+        guards.append(Middleware(ApiKey, key=settings.api_key))
+    guards += [Middleware(Bodies, settings=settings), Middleware(_Counted, load=load)]
+    handlers = {RequestError: on_request_error, HTTPException: _on_http_error}
+    app = Starlette(routes=routes, middleware=guards, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Counted:
+    """Counts answers under way for `/load`."""
+
+    def __init__(self, app: ASGIApp, load: Load) -> None:
+        self.app = app
+        self._load = load
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/") or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        self._load.count += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._load.count -= 1
+
+
+async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
+    """Starlette's own refusals (no such route, wrong method) in our shape."""
+    if not isinstance(error, HTTPException):
+        raise error
+    path, refusal = request.url.path, _translated(error, request)
+    reply = error_reply(refusal, path)
+    for name, value in (error.headers or {}).items():
+        reply.headers[name] = value
+    return reply
+
+
+def _translated(error: HTTPException, request: HttpRequest) -> RequestError:
+    if error.status_code == 404:
+        return NotFound(f"there is no {request.url.path!r:.200} here")
+    if error.status_code == 405:
+        return MethodNotAllowed(f"{request.method} is not allowed on {request.url.path!r:.200}")
+    if error.status_code < 500:
+        return InvalidRequest(error.detail)
+    return Internal(error.detail)

@@ -1,0 +1,72 @@
+"""From the bytes of a body to a validated model: strict JSON, and every error names its field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tenure.errors import InvalidRequest
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Base of all request bodies: no coercion, no NaN, unknown fields ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object, or InvalidRequest: not UTF-8, duplicate keys, NaN, lone surrogates, too deep, not an object."""
+    try:
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("the body has half a surrogate pair (\\ud800–\\udfff) in a string") from error
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+    except ValueError as error:  # integers of thousands of digits
+        raise InvalidRequest("the body holds a number that is too long") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return value
+
+
+def validate(kind: type[M], value: dict[str, Any]) -> M:
+    """The model, or InvalidRequest that names the first wrong field, the limit and what was sent."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    param = _path(first["loc"])
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    given = first["input"]
+    shown = f", not {given!r:.64}" if first["type"] != "missing" and isinstance(given, int | float | str) else ""
+    raise InvalidRequest(f"{param}: {message[:1].lower()}{message[1:]}{shown}", param=param)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path or "body"
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InvalidRequest(f"the key {twice!r:.64} occurs twice", param=twice[:64])
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidRequest(f"{name} is not JSON")

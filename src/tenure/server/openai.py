@@ -1,0 +1,116 @@
+"""`/v1/chat/completions`, `/v1/completions`, `/v1/models`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tenure.errors import Internal
+from tenure.server.answer import Ends, Whole
+from tenure.server.asks import Ask, chat_ask, check_model, completion_ask
+from tenure.server.body import parse_object
+from tenure.server.guards import require_json
+from tenure.server.leash import Cut, Leash
+from tenure.server.receipts import account
+from tenure.server.replies import Json, error_reply
+from tenure.server.serves import Handle, ModelCard, Serves
+from tenure.server.settings import ServerSettings
+from tenure.server.stream import StreamReply
+from tenure.server.texts import Texts
+from tenure.types import Done
+
+log = logging.getLogger("tenure.server")
+
+Reader = Callable[[Serves, Mapping[str, Any], str | None], Ask]
+
+
+class WholeReply:
+    """An ASGI reply that waits for a request's end, and ends it when the client goes."""
+
+    def __init__(self, ask: Ask, handle: Handle, settings: ServerSettings, told: Callable[[Cut], None]) -> None:
+        self._ask = ask
+        self._handle = handle
+        self._settings = settings
+        self._told = told
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leash = Leash(self._handle, receive, self._settings.request_timeout_s, self._told)
+        async with leash:
+            reply = await self._gather(leash, scope["path"])
+        if not leash.gone:
+            await reply(scope, receive, send)
+
+    async def _gather(self, leash: Leash, path: str) -> Response:
+        whole, ends, done = Whole(self._ask, int(time.time())), Ends(), None
+        try:
+            async with asyncio.timeout(leash.hard_stop_s):
+                async for item in self._handle:
+                    if isinstance(item, Done):
+                        done = item
+                        break
+                    whole.add(item)
+                    ends.note(item)
+        except TimeoutError:
+            log.error("request %s did not end when it was cancelled", self._handle.request.id)
+        error = leash.failure(done, ends.seen)
+        if error is not None or done is None:
+            error = error or Internal("the engine ended the request without a result")
+            return error_reply(error, path, None if done is None else account(done))
+        return Json(whole.body(done))
+
+
+class OpenAI:
+    """The OpenAI routes over one `Serves`."""
+
+    def __init__(self, serves: Serves, settings: ServerSettings, texts: Texts, told: Callable[[Cut], None]) -> None:
+        self._serves = serves
+        self._settings = settings
+        self._texts = texts
+        self._told = told
+
+    async def chat(self, request: HttpRequest) -> ASGIApp:
+        """POST /v1/chat/completions."""
+        return await self._answer(request, chat_ask)
+
+    async def completions(self, request: HttpRequest) -> ASGIApp:
+        """POST /v1/completions."""
+        return await self._answer(request, completion_ask)
+
+    async def models(self, request: HttpRequest) -> Response:
+        """GET /v1/models."""
+        return Json({"object": "list", "data": [model_object(self._serves.card)]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """GET /v1/models/{id}."""
+        check_model(self._serves, request.path_params["id"])
+        return Json(model_object(self._serves.card))
+
+    async def _answer(self, request: HttpRequest, reader: Reader) -> ASGIApp:
+        require_json(request.scope)
+        body = await request.body()
+        session = request.headers.get("x-session-id")
+
+        ask = await self._texts.run(len(body), lambda: reader(self._serves, parse_object(body), session))
+        handle = self._serves.submit(ask.request)
+        kind = StreamReply if ask.stream else WholeReply
+        return kind(ask, handle, self._settings, self._told)
+
+
+def model_object(card: ModelCard) -> dict[str, Any]:
+    """A model as `/v1/models` lists it, with vLLM's `max_model_len`."""
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "tenure",
+        "root": card.id,
+        "parent": None,
+        "max_model_len": card.context_limit,
+    }

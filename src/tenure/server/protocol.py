@@ -1,0 +1,94 @@
+"""uvicorn's HTTP protocol with what it lacks: limits on the time and size of headers, and a way to cut a connection.
+
+Without them a client that sends its headers a byte a minute holds a connection for ever (slowloris), one that never
+ends them fills the memory, and one that stops reading cannot be got rid of: closing waits for the unsent bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tenure.server.replies import dump
+from tenure.server.settings import ServerSettings
+
+
+def guarded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
+    """The protocol class for `uvicorn.Config(http=…)`."""
+
+    class Guarded(HttpToolsProtocol):
+        _header_timer: asyncio.TimerHandle | None = None
+        _header_bytes = 0
+        _in_headers = True
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._header_timer = self.loop.call_later(settings.header_timeout_s, self._headers_late)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._in_headers:
+                self._header_bytes += len(data)
+            super().data_received(data)
+            # A long body arrives with the end of its headers, so what counts is whether they have ended by now.
+            if self._in_headers and self._header_bytes > settings.max_header_bytes and not self.transport.is_closing():
+                self._refuse(b"431 Request Header Fields Too Large", "the headers are too large", "headers_too_large")
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._in_headers = True
+            self._header_bytes = 0
+            if self._header_timer is None:
+                self._header_timer = self.loop.call_later(settings.header_timeout_s, self._headers_late)
+
+        def on_headers_complete(self) -> None:
+            self._in_headers = False
+            self._stop_timer()
+            self.scope["tenure.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+            super().on_headers_complete()
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(b"400 Bad Request", "this is not HTTP/1.1", "invalid_request")
+
+        def _headers_late(self) -> None:
+            self._header_timer = None
+            if not self.transport.is_closing():
+                message = f"the headers did not arrive within {settings.header_timeout_s:g} s"
+                self._refuse(b"408 Request Timeout", message, "client_too_slow")
+
+        def _stop_timer(self) -> None:
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+
+        def _refuse(self, status: bytes, message: str, code: str) -> None:
+            error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+            body = dump({"error": error})
+            head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.transport.write(head % (status, len(body)) + body)
+            self.transport.close()
+
+    return Guarded
+
+
+def uvicorn_config(app: ASGIApp, host: str, port: int, settings: ServerSettings, **more: Any) -> uvicorn.Config:
+    """How Tenure runs under uvicorn; `more` overrides (log_level, fd, timeout_graceful_shutdown, …)."""
+    options: dict[str, Any] = {
+        "http": guarded_protocol(settings),
+        "ws": "none",
+        "lifespan": "off",
+        "access_log": False,
+        "server_header": False,
+        "log_level": "warning",
+        "timeout_keep_alive": 30,
+        "backlog": 2048,
+        **more,
+    }
+    return uvicorn.Config(app, host=host, port=port, **options)

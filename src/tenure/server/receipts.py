@@ -1,0 +1,92 @@
+"""Usage, timings and the receipt as clients see them (CONVENTIONS: `usage`, `kv`, `timings`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tenure.types import Done, Miss, Receipt, Timings, Usage
+
+MISS_MESSAGES = {
+    "cold": "nothing of this prompt was held",
+    "content_changed": "the text differs from what is held",
+    "retokenised": "the text is the same as an earlier answer, but its tokens are not; send a session_id to keep them",
+    "reasoning_stripped": "reasoning of an earlier turn was left out of the prompt",
+    "scope_changed": "the same text is held under another model, adapter, tenant, salt or codec",
+    "evicted": "what was held had to make room",
+    "expired": "what was held had outlived its time",
+    "corrupt": "what was held failed its check and was thrown away",
+    "below_minimum": "what is held is too short to be shared",
+    "unknown": "the reason was not recorded",
+}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`; the prompt counts once whatever n is."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def miss_object(miss: Miss) -> dict[str, Any]:
+    """Why reuse ended at token `at_token`; `message` is the number of the chat message it lies in."""
+    return {
+        "reason": miss.reason,
+        "at_token": miss.at_token,
+        "message": miss.message,
+        "detail": MISS_MESSAGES[miss.reason],
+    }
+
+
+def receipt_object(receipt: Receipt) -> dict[str, Any]:
+    """The `kv` object beside `usage`."""
+    kv: dict[str, Any] = {
+        "prompt_tokens": receipt.prompt_tokens,
+        "cached_tokens": receipt.cached_tokens,
+        "cached_by_tier": {"device": 0, "host": 0, "disk": 0, "remote": 0, **receipt.cached_by_tier},
+        "computed_tokens": receipt.computed_tokens,
+        "miss": None if receipt.miss is None else miss_object(receipt.miss),
+        "forgotten": [
+            {"tokens": [f.start, f.end], "messages": list(f.messages), "policy": f.policy, "reason": f.reason}
+            for f in receipt.forgotten
+        ],
+        "codec": dict(receipt.codec),
+        "preempted": receipt.preempted,
+        "recomputed_tokens": receipt.recomputed_tokens,
+        "queue_ms": round(receipt.queue_ms, 3),
+        "context_limit": receipt.context_limit,
+        "context_used": receipt.context_used,
+        "limit_cause": receipt.limit_cause,
+    }
+    if receipt.max_tokens_granted is not None:
+        kv["max_tokens"] = {"requested": receipt.max_tokens_requested, "granted": receipt.max_tokens_granted}
+    return kv
+
+
+def timings_object(timings: Timings) -> dict[str, Any]:
+    """llama.cpp's `timings`; rates are 0 where nothing was computed."""
+    return {
+        "prompt_n": timings.prompt_n,
+        "prompt_ms": round(timings.prompt_ms, 3),
+        "prompt_per_second": _rate(timings.prompt_n, timings.prompt_ms),
+        "predicted_n": timings.predicted_n,
+        "predicted_ms": round(timings.predicted_ms, 3),
+        "predicted_per_second": _rate(timings.predicted_n, timings.predicted_ms),
+        "cache_n": timings.cache_n,
+        "queue_ms": round(timings.queue_ms, 3),
+    }
+
+
+def account(done: Done) -> dict[str, Any]:
+    """All three, as they lie beside each other in a reply and in the last chunk of a stream."""
+    return {
+        "usage": usage_object(done.usage),
+        "kv": receipt_object(done.receipt),
+        "timings": timings_object(done.timings),
+    }
+
+
+def _rate(count: int, ms: float) -> float:
+    return round(count / ms * 1000, 3) if ms > 0 else 0.0
