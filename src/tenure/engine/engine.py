@@ -1,0 +1,322 @@
+"""The engine: a model, a budget and a thread, behind the Serves protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from tenure import spec
+from tenure.cache.history import History
+from tenure.cache.kvcache import KvCache
+from tenure.clock import MonotonicClock
+from tenure.device.arena import Arena
+from tenure.device.ops import DeviceStore
+from tenure.engine.handle import Handle
+from tenure.engine.loop import Loop
+from tenure.engine.runner import Runner
+from tenure.engine.sessions import Sessions
+from tenure.engine.settings import EngineSettings, context_limit, plan_memory
+from tenure.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineDead,
+    InvalidRequest,
+    KvCapacityExceeded,
+    Overloaded,
+    QueueFull,
+    RequestError,
+)
+from tenure.events import FactLog, RequestRefused
+from tenure.models import Model
+from tenure.policy import registry
+from tenure.policy.base import AdmissionAsk, Load, Refuse
+from tenure.sched.scheduler import Scheduler, SchedulerLimits
+from tenure.sched.step import CostModel
+from tenure.server.serves import Health, ModelCard, Prompt
+from tenure.types import PoolCounts, Request, Scope, Snapshot, Span, Token
+
+HUNG_AFTER_S = 60.0
+"""A step that takes longer makes the engine not ready."""
+_REFUSALS: dict[str, type[RequestError]] = {
+    error.code: error for error in (ContextLengthExceeded, KvCapacityExceeded, QueueFull, Overloaded)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What the thread published last."""
+
+    load: Load
+    pool: PoolCounts
+    steps: int
+    leaked: int
+
+
+class Engine:
+    """Serves one model. Use it as a context manager, or `close` it: its thread and its arena live until then."""
+
+    def __init__(self, model: Model, settings: EngineSettings | None = None) -> None:
+        """Reserve the budget and start the thread. BudgetError or ConfigError when the settings cannot be met."""
+        settings = EngineSettings() if settings is None else settings
+        self.facts = FactLog()
+        self.model = model
+        self.settings = settings
+        self._budget = plan_memory(settings, model.shape, model.weight_bytes)
+        self._context_limit = context_limit(settings, model.shape)
+        self._admission = registry.admission("bounded_queue")
+        self._pressure = registry.pressure("pause")
+        self._clock = MonotonicClock()
+        self._sessions = Sessions(model.tokenizer)
+        self._arena = Arena(self._budget.arena_bytes)
+        self._scheduler = self._make_scheduler()
+        self._submitting = threading.Lock()
+        self._submitted = (0, 0)
+        """Sequences and prompt tokens that the published state does not count yet."""
+        self._arrived: list[tuple[int, int]] = []
+        self._draining = False
+        self._closed = False
+        self._state = self._observe()
+        self._runner = Runner(
+            model.decoder,
+            self._arena,
+            DeviceStore(self._arena, self._budget.block_bytes),
+            codec=settings.kv_codec,
+            vocab=model.shape.vocab,
+            threads=settings.threads,
+        )
+        self._loop = Loop(
+            self._scheduler,
+            self._runner,
+            model.tokenizer,
+            model.eos_ids,
+            self._sessions,
+            self._clock,
+            self._publish,
+        )
+        self._card = ModelCard(
+            id=settings.served_name or model.name,
+            created=int(time.time()),
+            context_limit=self._context_limit,
+            vocab=model.shape.vocab,
+            weights=model.weights,
+            codec=settings.kv_codec,
+            fingerprint=model.fingerprint,
+            has_template=model.template.source is not None,
+        )
+        self._loop.start()
+
+    def _make_scheduler(self) -> Scheduler:
+        settings, tokenizer = self.settings, self.model.tokenizer
+        codec = spec.codec(settings.kv_codec)
+        cache = KvCache(
+            self._budget.blocks,
+            spec.BLOCK_TOKENS,
+            codec=codec,
+            eviction=registry.eviction(settings.eviction),
+            facts=self.facts,
+        )
+
+        def same_text(generated: Sequence[Token], rendered: Sequence[Token]) -> bool:
+            said, shown = tokenizer.decode(generated).strip(), tokenizer.decode(rendered).strip()
+            return bool(said) and (said.startswith(shown) or shown.startswith(said))
+
+        return Scheduler(
+            cache,
+            limits=SchedulerLimits(
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_step_ms=settings.max_step_ms,
+                context_limit=self._context_limit,
+                max_queued_requests=settings.max_queued_requests,
+                max_queued_tokens=settings.max_queued_tokens,
+                canary_steps=settings.canary_steps,
+            ),
+            admission=self._admission,
+            pressure=self._pressure,
+            history=History(spec.BLOCK_TOKENS, heads=codec.head_reusable, same_text=same_text),
+            facts=self.facts,
+            costs=CostModel(doubling=_doubling(self.model.shape)),
+        )
+
+    # --- Serves ------------------------------------------------------------------------------------------------------
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, session_id: str | None, scope: Scope) -> Prompt:
+        """Template and tokenise a chat. With a session, its own earlier answers are spliced in by their exact ids."""
+        turns = {} if session_id is None else self._sessions.turns(session_id, scope, messages)
+        template, tokenizer = self.model.template, self.model.tokenizer
+        if turns:
+            ids, ranges = template.render_turns_spans(messages, turns, tokenizer)
+        else:
+            ids, ranges = template.render_spans(messages, tokenizer)
+        spans = tuple(Span(start, end, message) for message, (start, end) in enumerate(ranges))
+        return Prompt(tuple(ids), spans)
+
+    def encode(self, text: str, *, special: bool = True) -> list[Token]:
+        """Token ids of a plain prompt; with `special` in the form the model expects, bos included."""
+        tokenizer = self.model.tokenizer
+        return tokenizer.encode(text, special=special, add_bos=special and tokenizer.add_bos)
+
+    def decode(self, tokens: Sequence[Token]) -> str:
+        return self.model.tokenizer.decode(tokens, skip_special=False)
+
+    def scope(self, *, tenant: str, salt: str) -> Scope:
+        return Scope(self.model.fingerprint, tenant=tenant, salt=salt, codec=self.settings.kv_codec)
+
+    def submit(self, request: Request) -> Handle:
+        """Take a request, or raise the RequestError that refuses it, at once. From any thread: with a running event
+        loop the handle belongs to it, without one it is read by blocking."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # no event loop in this thread
+            loop = None
+        self._check_request(request)
+        handle = Handle(request, self._loop.cancel, loop)
+        with self._submitting:
+            if self._draining or self._closed:
+                raise Draining("the server is shutting down and takes no new requests")
+            sampling = request.sampling
+            ask = AdmissionAsk(len(request.tokens), request.n, sampling.max_tokens, request.priority)
+            verdict = self._admission.judge(ask, self._load_with_submitted())
+            if isinstance(verdict, Refuse):
+                self._loop.call(lambda now: self.facts.emit(RequestRefused(now, request.id, verdict.code)))
+                numbers: dict[str, Any] = dict(verdict.numbers)
+                raise _REFUSALS[verdict.code](verdict.reason, **numbers)
+            self._loop.submit(handle)
+            self._arrived.append((request.n, len(request.tokens)))
+            self._submitted = (self._submitted[0] + request.n, self._submitted[1] + len(request.tokens))
+        return handle
+
+    def stats(self) -> Snapshot:
+        state, budget = self._state, self._budget
+        per_conversation = -(-self._context_limit // spec.BLOCK_TOKENS)
+        return Snapshot(
+            running=state.load.running,
+            waiting=state.load.waiting + self._submitted[0],
+            queued_tokens=state.load.queued_tokens + self._submitted[1],
+            pool=state.pool,
+            block_tokens=spec.BLOCK_TOKENS,
+            block_bytes=budget.block_bytes,
+            codec=self.settings.kv_codec,
+            arena_bytes=budget.arena_bytes,
+            weight_bytes=budget.weight_bytes,
+            budget_bytes=budget.total_bytes,
+            context_limit=self._context_limit,
+            max_num_seqs=self.settings.max_num_seqs,
+            conversations_that_fit=budget.blocks // per_conversation,
+            predicted_start_s=state.load.predicted_start_s,
+            steps=state.steps,
+            leaked_blocks=state.leaked,
+            eviction=self.settings.eviction,
+            pressure=self._pressure.name,
+            overflow="refuse",
+        )
+
+    def health(self) -> Health:
+        if self._loop.death is not None:
+            return Health(alive=False, ready=False, cause=f"the engine stopped: {self._loop.death}")
+        if self._draining or self._closed:
+            return Health(alive=True, ready=False, cause="draining")
+        if not self._arena.ready:
+            return Health(alive=True, ready=False, cause="loading: reserving memory")
+        since = self._loop.busy_since
+        if since is not None and self._clock.now() - since > HUNG_AFTER_S:
+            return Health(alive=True, ready=False, cause=f"hung: one step takes longer than {HUNG_AFTER_S:.0f} s")
+        return Health(alive=True, ready=True, cause=None)
+
+    def reset_prefix_cache(self) -> int:
+        """Drop all unleased blocks; the number dropped. Waits for the step under way."""
+        return self._loop.call(self._scheduler.cache.drop_unleased).result()
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new work, let what runs finish within `grace_s`, then end the rest with an explicit terminal event."""
+        with self._submitting:
+            self._draining = True
+        deadline = self._clock.now() + grace_s
+        while not self._loop.idle and self._clock.now() < deadline:
+            await asyncio.sleep(0.02)
+        if self._loop.death is None and not self._loop.idle:
+            await asyncio.wrap_future(self._loop.end_all())
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Verify every invariant of the cache, between two steps; raises Corrupt."""
+        self._loop.call(lambda now: self._scheduler.cache.check()).result()
+
+    def close(self) -> None:
+        """End what runs and stop the thread. Safe to call twice."""
+        with self._submitting:
+            self._closed = True
+        self._loop.stop()
+        self._arena.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_request(self, request: Request) -> None:
+        """What no policy decides: ids the model has, at least one token in and one out."""
+        if self._loop.death is not None:
+            raise EngineDead(f"the engine stopped: {self._loop.death}")
+        if not request.tokens:
+            raise InvalidRequest("the prompt is empty: at least one token is needed", param="prompt")
+        vocab = self.model.shape.vocab
+        if min(request.tokens) < 0 or max(request.tokens) >= vocab:
+            raise InvalidRequest(f"a token id is not in 0..{vocab - 1}", param="prompt")
+        if request.n < 1:
+            raise InvalidRequest(f"n must be at least 1, not {request.n}", param="n")
+        if request.sampling.max_tokens is not None and request.sampling.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+
+    def _load_with_submitted(self) -> Load:
+        """The published load plus what was submitted since, less the sequences that can start at once."""
+        load = self._state.load
+        sequences, tokens = self._submitted
+        free = 0 if load.waiting else max(0, self.settings.max_num_seqs - load.running)
+        return replace(
+            load,
+            queued_requests=max(0, load.queued_requests + sequences - free),
+            queued_tokens=load.queued_tokens + tokens,
+        )
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _observe(self) -> _State:
+        cache = self._scheduler.cache
+        return _State(self._scheduler.load(), cache.counts(), self._scheduler.steps, cache.leaked())
+
+    def _publish(self, taken: int) -> None:
+        """Called by the loop: its state, which now counts the first `taken` of the arrivals."""
+        state = self._observe()
+        if not taken:
+            self._state = state
+            return
+        with self._submitting:
+            self._state = state
+            sequences, tokens = self._submitted
+            for n, length in self._arrived[:taken]:
+                sequences -= n
+                tokens -= length
+            del self._arrived[:taken]
+            self._submitted = (sequences, tokens)
+
+
+def _doubling(shape: spec.ModelShape) -> float:
+    """Context at which attention costs a row as many operations as all its linear layers, per layer:
+    2 · weights against 4 · position · heads · head_dim."""
+    width = shape.heads * shape.head_dim
+    weights = shape.hidden * (2 * width + 2 * shape.kv_heads * shape.head_dim + 3 * shape.ffn)
+    return weights / (2.0 * width)

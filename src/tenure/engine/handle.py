@@ -1,0 +1,114 @@
+"""A request under way as its submitter sees it, and the way news gets there: one wake-up per step and event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from tenure.types import Done, Piece, Request
+
+News = Piece | Done
+
+
+class Handle:
+    """Iterate it, with `async for` on the event loop it was submitted from, or with `for` when there was none."""
+
+    def __init__(self, request: Request, cancel: Callable[[str], None], loop: asyncio.AbstractEventLoop | None) -> None:
+        self._request = request
+        self._cancel = cancel
+        self.loop = loop
+        self._news: deque[News] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._queue: queue.SimpleQueue[News] | None = queue.SimpleQueue() if loop is None else None
+        self._ended = False
+
+    @property
+    def request(self) -> Request:
+        return self._request
+
+    def cancel(self) -> None:
+        """Free everything within one step; the iteration then ends with its Done. Safe to call twice."""
+        if not self._ended:
+            self._cancel(self._request.id)
+
+    async def __aiter__(self) -> AsyncIterator[News]:
+        """News as they come, ending after the Done. Leaving early cancels the request."""
+        if self.loop is None:
+            raise RuntimeError("this request was submitted without an event loop: iterate with `for`")
+        try:
+            while True:
+                while self._news:
+                    item = self._news.popleft()
+                    if isinstance(item, Done):
+                        self._ended = True
+                        yield item
+                        return
+                    yield item
+                self._waiter = self.loop.create_future()
+                await self._waiter
+        finally:
+            self.cancel()
+
+    def __iter__(self) -> Iterator[News]:
+        """As `async for`, blocking the calling thread."""
+        if self._queue is None:
+            raise RuntimeError("this request belongs to an event loop: iterate with `async for`")
+        try:
+            while True:
+                item = self._queue.get()
+                if isinstance(item, Done):
+                    self._ended = True
+                    yield item
+                    return
+                yield item
+        finally:
+            self.cancel()
+
+    def result(self) -> tuple[list[Piece], Done]:
+        """Block until the request has ended: all its pieces, and the Done."""
+        pieces: list[Piece] = []
+        for item in self:
+            if isinstance(item, Done):
+                return pieces, item
+            pieces.append(item)
+        raise RuntimeError("the iteration ended without a Done")
+
+    def put(self, item: News) -> None:
+        """Deliver: on the event loop's thread, or from any thread when there is no loop."""
+        if self._queue is not None:
+            self._queue.put(item)
+            return
+        self._news.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Outbox:
+    """Collects the news of a step and hands them over, one call per event loop."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Handle, News]]] = {}
+
+    def add(self, handle: Handle, item: News) -> None:
+        if handle.loop is None:
+            handle.put(item)
+        else:
+            self._by_loop.setdefault(handle.loop, []).append((handle, item))
+
+    def flush(self) -> list[Handle]:
+        """Hand over what was added; the handles whose event loop is closed, so that nobody will ever read them."""
+        lost: list[Handle] = []
+        for loop, news in self._by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, news)
+            except RuntimeError:  # the loop is closed: its requests have no reader any more
+                lost.extend({handle.request.id: handle for handle, _ in news}.values())
+        self._by_loop.clear()
+        return lost
+
+
+def _deliver(news: list[tuple[Handle, News]]) -> None:
+    for handle, item in news:
+        handle.put(item)

@@ -1,0 +1,279 @@
+"""The engine's thread: it alone touches scheduler and cache.
+
+Work comes in through the inbox, news goes out once a step:
+
+    submit ─▶ arrivals ─┐                       ┌─ call_soon_threadsafe, once per event loop ─▶ Handle
+    call   ─▶ commands ─┴▶ next_step ▶ run ▶ text ▶ absorb ┘                             (or a queue, without a loop)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tenure.clock import Clock
+from tenure.engine.handle import Handle, Outbox
+from tenure.engine.runner import Computed, Runner
+from tenure.engine.sessions import Sessions
+from tenure.engine.text import TextStream
+from tenure.errors import Corrupt, EngineDead, InvalidRequest
+from tenure.models.tokenizer import Tokenizer
+from tenure.sched.scheduler import News, Scheduler
+from tenure.sched.sequence import stillborn
+from tenure.types import Delta, Done, Finish, Piece, StepPlan, StepResult, Token
+
+log = logging.getLogger("tenure.engine")
+T = TypeVar("T")
+
+IDLE_CHECK_S = 1.0
+"""Seconds without work after which the cache is checked, once."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request under way: who reads it, and each answer's text stream and what it has said."""
+
+    handle: Handle
+    streams: list[TextStream]
+    said: list[list[str]]
+    ids: list[list[Token]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    run_at: Callable[[float], Any]
+    future: Future[Any]
+
+    def run(self, now: float) -> None:
+        """Answer the future; what goes wrong goes wrong for the engine as well."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.run_at(now))
+        except Exception as error:
+            self.future.set_exception(error)
+            raise
+
+
+class Loop:
+    """Runs steps until stopped. An unexpected error ends every request with an error, never in silence."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        eos_ids: frozenset[Token],
+        sessions: Sessions,
+        clock: Clock,
+        publish: Callable[[int], None],
+    ) -> None:
+        """`publish(n)` is called from the thread after every change, with how many arrivals were taken in since."""
+        self._scheduler = scheduler
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
+        self._sessions = sessions
+        self._clock = clock
+        self._publish = publish
+        self._arrivals: deque[Handle] = deque()
+        self._commands: deque[_Command] = deque()
+        self._work = threading.Condition()
+        self._stopping = False
+        self._live: dict[str, _Live] = {}
+        self._outbox = Outbox()
+        self._checked = False
+        self.death: str | None = None
+        """What ended the thread, when it was not `stop`."""
+        self.busy_since: float | None = None
+        """When the step under way began."""
+        self._thread = threading.Thread(target=self._main, name="tenure-engine", daemon=True)
+
+    # --- any thread --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every request, then the thread."""
+        with self._work:
+            self._stopping = True
+            self._work.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def idle(self) -> bool:
+        return not self._live and not self._arrivals
+
+    def submit(self, handle: Handle) -> None:
+        with self._work:
+            self._refuse_when_over()
+            name = handle.request.id
+            if name in self._live or any(other.request.id == name for other in self._arrivals):
+                raise InvalidRequest(f"a request with the id {name!r} is alive", param="request_id")
+            self._arrivals.append(handle)
+            self._work.notify()
+
+    def call(self, command: Callable[[float], T]) -> Future[T]:
+        """Have `command(now)` run on the thread before the next step; the future holds what it returned."""
+        future: Future[T] = Future()
+        with self._work:
+            self._refuse_when_over()
+            self._commands.append(_Command(command, future))
+            self._work.notify()
+        return future
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request, if it is still alive."""
+        if self.death is None and not self._stopping:
+            self.call(lambda now: self._tell(self._scheduler.cancel(request_id, now)))
+
+    def end_all(self) -> Future[None]:
+        """End every request with what it has so far, its readers told."""
+        return self.call(lambda now: self._tell(self._scheduler.end_all("shutdown", now)))
+
+    def _refuse_when_over(self) -> None:
+        if self.death is not None:
+            raise EngineDead(f"the engine stopped: {self.death}")
+        if self._stopping:
+            raise EngineDead("the engine is closed")
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+            self._take_in(self._clock.now())
+            self._tell(self._scheduler.end_all("shutdown", self._clock.now()))
+            self._publish(0)
+        except BaseException as error:  # noqa: BLE001 (whatever it is, nobody may be left waiting: logged and told)
+            self._die(error)
+        self._outbox.flush()
+
+    def _turn(self) -> None:
+        """Take in what came, run one step, tell its news; or wait for work."""
+        now = self._clock.now()
+        arrivals, commands = self._take_in(now)
+        plan = self._scheduler.next_step(now)
+        if plan is None or commands:
+            self._publish(arrivals)
+            arrivals = 0
+            self._flush()
+        if plan is None:
+            if not self._scheduler.idle:
+                raise Corrupt("requests are alive, but the scheduler finds nothing to run")
+            self._rest()
+            return
+        self._checked = False
+        self.busy_since = now
+        result = self._read(plan, self._runner.run(plan))
+        self._tell(self._scheduler.absorb(result, self._clock.now()))
+        self.busy_since = None
+        self._publish(arrivals)
+        self._flush()
+
+    def _take_in(self, now: float) -> tuple[int, int]:
+        """Arrivals into the scheduler, commands carried out; how many of each."""
+        if not self._arrivals and not self._commands:
+            return 0, 0
+        with self._work:
+            arrivals, commands = list(self._arrivals), list(self._commands)
+            self._live.update({handle.request.id: self._new_live(handle) for handle in arrivals})
+            self._arrivals.clear()
+            self._commands.clear()
+        for handle in arrivals:
+            self._scheduler.add(handle.request, now)
+        for command in commands:
+            command.run(now)
+        return len(arrivals), len(commands)
+
+    def _new_live(self, handle: Handle) -> _Live:
+        request = handle.request
+        return _Live(
+            handle,
+            [TextStream(self._tokenizer.stream(), request.sampling, self._eos_ids) for _ in range(request.n)],
+            [[] for _ in range(request.n)],
+            [[] for _ in range(request.n)],
+        )
+
+    def _read(self, plan: StepPlan, computed: Computed) -> StepResult:
+        """Turn tokens into text, and see whose newest token completed a stop."""
+        stopped = set()
+        for rows in plan.rows:
+            token = computed.tokens.get(rows.seq)
+            if token is not None and self._live[rows.request].streams[rows.index].push(token):
+                stopped.add(rows.seq)
+        return StepResult(plan.number, computed.tokens, frozenset(stopped), computed.failed, computed.step_ms)
+
+    def _tell(self, news: list[News] | list[Done]) -> None:
+        """Put the scheduler's news into the outbox, as pieces of text."""
+        for item in news:
+            live = self._live[item.request]
+            if isinstance(item, Done):
+                del self._live[item.request]
+                self._remember(live)
+                self._outbox.add(live.handle, item)
+            elif item.finish is None:
+                if live.streams[item.index].has_text:
+                    self._say(live, item)
+            else:
+                live.streams[item.index].end()
+                if item.finish in (Finish.STOP, Finish.LENGTH):
+                    self._say(live, item)
+
+    def _say(self, live: _Live, delta: Delta) -> None:
+        stream = live.streams[delta.index]
+        text, tokens = stream.take()
+        stopped_by = stream.stopped_by if delta.finish is Finish.STOP else None
+        if live.handle.request.session_id is not None:
+            live.said[delta.index].append(text)
+            live.ids[delta.index].extend(tokens)
+        self._outbox.add(live.handle, Piece(delta.index, text, tokens, delta.finish, delta.limit_cause, stopped_by))
+
+    def _remember(self, live: _Live) -> None:
+        request = live.handle.request
+        if request.session_id is None:
+            return
+        for said, ids in zip(live.said, live.ids, strict=True):
+            self._sessions.remember(request.session_id, request.scope, "".join(said), ids)
+
+    def _flush(self) -> None:
+        for handle in self._outbox.flush():
+            self._tell(self._scheduler.cancel(handle.request.id, self._clock.now()))
+
+    def _rest(self) -> None:
+        """Sleep until there is work; after a while of silence see once that every invariant holds."""
+        with self._work:
+            if self._arrivals or self._commands or self._stopping:
+                return
+            if self._work.wait(None if self._checked else IDLE_CHECK_S) or self._checked:
+                return
+        self._scheduler.cache.check()
+        self._checked = True
+
+    def _die(self, error: BaseException) -> None:
+        """Tell everyone. Whoever arrives from now on is refused."""
+        log.critical("the engine stopped on an unexpected error", exc_info=error)
+        with self._work:
+            self.death = death = f"{type(error).__name__}: {error}"
+            self._live.update({handle.request.id: self._new_live(handle) for handle in self._arrivals})
+            commands = list(self._commands)
+            self._arrivals.clear()
+            self._commands.clear()
+        for command in commands:
+            command.future.set_exception(EngineDead(f"the engine stopped: {death}"))
+        now = self._clock.now()
+        for done in self._scheduler.abandon(death, now):
+            self._outbox.add(self._live.pop(done.request).handle, done)
+        for live in self._live.values():  # the scheduler never heard of these
+            self._outbox.add(
+                live.handle, stillborn(live.handle.request, death, now, self._scheduler.limits.context_limit)
+            )
+        self._live.clear()

@@ -1,0 +1,97 @@
+"""One step on the machine: copies, one native call for all layers, a token for each row that asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tenure.device.arena import Arena
+from tenure.device.ops import DeviceStore
+from tenure.engine.batch import Batcher
+from tenure.engine.sampler import Sampler
+from tenure.types import SeqId, StepPlan, Token
+
+CODEC_NUMBERS = {"bf16": 0, "f32": 1}
+"""As `enum class Codec` in native/codecs.h."""
+NOT_FINITE = "the model gave logits that are not finite numbers"
+
+
+class Decoder(Protocol):
+    """The part of tenure._native.Decoder that a step needs; see its docstring for the shapes."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def step(
+        self,
+        arena: NDArray[np.uint8],
+        tokens: NDArray[np.int32],
+        seq_rows: NDArray[np.int32],
+        first_pos: NDArray[np.int32],
+        block_starts: NDArray[np.int32],
+        block_offsets: NDArray[np.int64],
+        block_codecs: NDArray[np.uint8],
+        logit_rows: NDArray[np.int32],
+        logits: NDArray[np.float32],
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step gave: a token per sampled sequence, the sequences that cannot go on, the milliseconds it took."""
+
+    tokens: Mapping[SeqId, Token]
+    failed: Mapping[SeqId, str]
+    step_ms: float
+
+
+class Runner:
+    """Runs step plans. `last_native_ms` of them were spent in the native call."""
+
+    def __init__(
+        self, decoder: Decoder, arena: Arena, store: DeviceStore, *, codec: str, vocab: int, threads: int
+    ) -> None:
+        self._decoder = decoder
+        self._arena = arena
+        self._store = store
+        self._batcher = Batcher(decoder.block_bytes, CODEC_NUMBERS[codec])
+        self._sampler = Sampler(threads)
+        self._logits = np.empty((16, vocab), np.float32)
+        self.last_native_ms = 0.0
+
+    def run(self, plan: StepPlan) -> Computed:
+        started = time.perf_counter()
+        if plan.copies:
+            self._store.execute(plan.copies)
+        batch = self._batcher.build(plan)
+        count = len(batch.sampled)
+        if count > len(self._logits):
+            self._logits = np.empty((2 * count, self._logits.shape[1]), np.float32)
+        logits = self._logits[:count]
+        called = time.perf_counter()
+        self._decoder.step(
+            self._arena.bytes,
+            batch.tokens,
+            batch.seq_rows,
+            batch.first_pos,
+            batch.block_starts,
+            batch.block_offsets,
+            batch.block_codecs,
+            batch.logit_rows,
+            logits,
+        )
+        self.last_native_ms = 1e3 * (time.perf_counter() - called)
+        tokens: dict[SeqId, Token] = {}
+        failed: dict[SeqId, str] = {}
+        if count:
+            for rows, token in zip(batch.sampled, self._sampler.sample(logits, batch.sampled), strict=True):
+                if token >= 0:
+                    tokens[rows.seq] = token
+                else:
+                    failed[rows.seq] = NOT_FINITE
+        return Computed(tokens, failed, 1e3 * (time.perf_counter() - started))

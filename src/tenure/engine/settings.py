@@ -1,0 +1,114 @@
+"""What the engine is started with, and how its memory budget becomes blocks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from tenure.errors import BudgetError, ConfigError
+from tenure.spec import KvGeometry, ModelShape
+
+DEFAULT_BUDGET = 2 << 30
+MIN_BLOCKS = 2
+"""A prompt's block and one to answer into."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The operator's choices that the engine carries out. Bytes, milliseconds, counts.
+
+    At most one of `memory_bytes` (weights + arena) and `kv_cache_bytes` (arena alone) is given; neither: the smaller
+    of 2 GiB and a quarter of the available memory for both together.
+    """
+
+    memory_bytes: int | None = None
+    kv_cache_bytes: int | None = None
+    kv_codec: str = "bf16"
+    served_name: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_step_ms: float = 120.0
+    max_queued_requests: int = 256
+    max_queued_tokens: int = 1_000_000
+    eviction: str = "lru"
+    canary_steps: int = 0
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The memory plan, in bytes. The staged open block of a sequence is an arena block for unquantised codecs, so the
+    arena holds both."""
+
+    total_bytes: int
+    weight_bytes: int
+    arena_bytes: int
+    block_bytes: int
+
+    @property
+    def blocks(self) -> int:
+        return self.arena_bytes // self.block_bytes
+
+
+def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) -> Budget:
+    """How many blocks the budget holds. BudgetError when fewer than two, or more memory than the machine has."""
+    if settings.memory_bytes is not None and settings.kv_cache_bytes is not None:
+        raise ConfigError("memory", "give either a total budget or one for the KV cache, not both")
+    block = KvGeometry.of(shape).block_bytes(settings.kv_codec)
+    param = "memory"
+    if settings.kv_cache_bytes is not None:
+        param = "kv_cache_memory_bytes"
+        arena = settings.kv_cache_bytes
+    else:
+        total = settings.memory_bytes
+        if total is None:
+            total = min(DEFAULT_BUDGET, available_memory() // 4)
+        arena = total - weight_bytes
+    blocks = max(0, arena) // block
+    if blocks < MIN_BLOCKS:
+        raise BudgetError(
+            param,
+            f"the budget leaves {max(0, arena):,} bytes for the KV cache beside {weight_bytes:,} bytes of weights; "
+            f"{MIN_BLOCKS} blocks of {block:,} bytes are needed at least: {MIN_BLOCKS * block - arena:,} bytes more",
+        )
+    machine = machine_memory()
+    if weight_bytes + blocks * block > machine:
+        raise BudgetError(
+            param,
+            f"the budget asks for {weight_bytes + blocks * block:,} bytes, but this machine has {machine:,}",
+        )
+    return Budget(weight_bytes + blocks * block, weight_bytes, blocks * block, block)
+
+
+def context_limit(settings: EngineSettings, shape: ModelShape) -> int:
+    """Tokens of prompt and answer together. ConfigError when more are asked for than the model was made for."""
+    asked = settings.max_model_len
+    if asked is None:
+        return shape.context_length
+    if not 2 <= asked <= shape.context_length:
+        raise ConfigError("max_model_len", f"max_model_len {asked} is not in 2..{shape.context_length} of this model")
+    return asked
+
+
+def machine_memory() -> int:
+    """Bytes this process may have at most: the machine's memory, or the container's limit when that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path, encoding="ascii") as file:
+                text = file.read().strip()
+        except OSError:  # not in such a cgroup
+            continue
+        if text.isdigit():
+            machine = min(machine, int(text))
+    return machine
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without pushing others out, as far as the kernel knows."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return min(int(line.split()[1]) * 1024, machine_memory())
+    return machine_memory()
