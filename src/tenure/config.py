@@ -260,7 +260,7 @@ class Settings:
     grace: float = _knob(
         30.0, decimal(0, 86_400), SERVER, "Seconds that running streams get after SIGTERM; then they are ended."
     )
-    max_body_bytes: int = _knob(32 * 2**20, SIZE, SERVER, "Largest request body; beyond it clients get 413.", "32MiB")
+    max_body_bytes: int = _knob(16 * 2**20, SIZE, SERVER, "Largest request body; beyond it clients get 413.", "16MiB")
     request_timeout: float = _knob(
         600.0, decimal(0.1, 86_400), SERVER, "Seconds a request may take before it is ended, and told so."
     )

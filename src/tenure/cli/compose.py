@@ -15,6 +15,7 @@ from tenure.errors import ModelNotFound
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
+    from tenure.server.settings import ServerSettings
 
 
 NO_MODEL = (
@@ -29,6 +30,7 @@ class Composed:
 
     engine: Engine
     app: Any
+    http: ServerSettings
     budget: Budget
 
 
@@ -39,7 +41,7 @@ def compose(settings: Settings) -> Iterator[Composed]:
     choose_isa(settings)
     from tenure.engine import Engine, EngineSettings
     from tenure.models import load
-    from tenure.server.app import ServerSettings, create_app
+    from tenure.server.app import create_app
 
     with progress() as told:
         model = load(
@@ -64,18 +66,23 @@ def compose(settings: Settings) -> Iterator[Composed]:
             max_queued_requests=settings.max_num_queued_reqs,
             max_queued_tokens=settings.max_num_queued_tokens,
             canary_steps=settings.canary,
+            threads=settings.threads,
         ),
     )
     with engine:
-        app = create_app(
-            engine,
-            ServerSettings(
-                api_key=settings.api_key,
-                max_body_bytes=settings.max_body_bytes,
-                request_timeout_s=settings.request_timeout,
-            ),
-        )
-        yield Composed(engine, app, granted)
+        http = http_settings(settings)
+        yield Composed(engine, create_app(engine, http), http, granted)
+
+
+def http_settings(settings: Settings) -> ServerSettings:
+    """What of the settings concerns the HTTP side."""
+    from tenure.server.settings import ServerSettings
+
+    return ServerSettings(
+        api_key=settings.api_key,
+        max_body_bytes=settings.max_body_bytes,
+        request_timeout_s=settings.request_timeout,
+    )
 
 
 def model_source(settings: Settings) -> str:

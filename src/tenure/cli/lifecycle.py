@@ -10,13 +10,15 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from tenure.errors import ConfigError
+from tenure.server.protocol import uvicorn_config
 
 if TYPE_CHECKING:
+    from tenure.cli.compose import Composed
     from tenure.server.serves import Serves
 
 log = logging.getLogger("tenure")
@@ -97,28 +99,20 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-def server(app: Any, serves: Serves, grace_s: float) -> Server:
-    """A server for an ASGI app, with Tenure's way to leave."""
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        http="httptools",
-        ws="none",
-        loop="asyncio",
-        backlog=2048,
-        timeout_graceful_shutdown=SLOW_READERS_S,
-        server_header=False,
-    )
-    return Server(config, serves, grace_s)
+def server(composed: Composed, grace_s: float) -> Server:
+    """A server for what was composed, with Tenure's way to leave."""
+    options = {"loop": "asyncio", "log_config": None, "timeout_graceful_shutdown": SLOW_READERS_S}
+    # Host and port are the bound socket's, given to `run`.
+    config = uvicorn_config(composed.app, "", 0, composed.http, **options)
+    return Server(config, composed.engine, grace_s)
 
 
 @contextlib.contextmanager
-def in_thread(app: Any, serves: Serves) -> Iterator[str]:
+def in_thread(composed: Composed) -> Iterator[str]:
     """Serve on a free loopback port from a thread; gives the URL. Leaves when the block does."""
     sock = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    running = server(app, serves, grace_s=0.0)
+    running = server(composed, grace_s=0.0)
     thread = threading.Thread(target=running.run, args=([sock],), name="tenure-http", daemon=True)
     thread.start()
     if not running.listening.wait(30):

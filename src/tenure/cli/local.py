@@ -15,8 +15,5 @@ def local_server(settings: Settings) -> Iterator[str]:
     from tenure.cli.compose import compose
     from tenure.cli.lifecycle import in_thread
 
-    with (
-        compose(dataclasses.replace(settings, host="127.0.0.1")) as composed,
-        in_thread(composed.app, composed.engine) as url,
-    ):
+    with compose(dataclasses.replace(settings, host="127.0.0.1")) as composed, in_thread(composed) as url:
         yield url

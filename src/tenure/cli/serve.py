@@ -36,7 +36,7 @@ def serve(resolved: Resolved) -> int:
         lines = banner(settings, composed.engine.card, composed.engine.stats(), port, composed.budget.note)
         print("\n".join(lines), flush=True)
         logging.getLogger("tenure").info("ready in %.2f s", time.monotonic() - began)
-        server(composed.app, composed.engine, settings.grace).run([sock])
+        server(composed, settings.grace).run([sock])
     return 0
 
 
