@@ -64,7 +64,7 @@ class TensorInfo:
 class _Reader:
     """A cursor that refuses to leave the file."""
 
-    def __init__(self, path: Path, data: memoryview) -> None:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
         self.data = data
         self.at = 0
@@ -97,7 +97,7 @@ class _Reader:
         length = self.count(f"length of {what}", 1)
         start = self.need(length, what)
         try:
-            return str(self.data[start : self.at], "utf-8")
+            return self.data[start : self.at].decode()
         except UnicodeDecodeError as error:
             raise self.broken(f"{what} at byte {start} is not UTF-8: {error.reason}") from None
 
@@ -112,7 +112,7 @@ class _Reader:
                 start, at = at + 8, at + 8 + length
                 if at > end:
                     raise self.broken(f"{what}[{len(found)}] needs {length} bytes, the file has {end - start} left")
-                found.append(str(data[start:at], "utf-8"))
+                found.append(data[start:at].decode())
         except struct.error:
             raise self.broken(f"{what} ends after {len(found)} of {count} strings") from None
         except UnicodeDecodeError as error:
@@ -152,7 +152,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._map = _map(path)
-        reader = _Reader(path, memoryview(self._map))
+        reader = _Reader(path, self._map)
         tensors = _preamble(reader)
         keys = reader.count("number of key/values", _MIN_KEY_VALUE)
         self.metadata: dict[str, Any] = {}
@@ -201,7 +201,7 @@ def _map(path: Path) -> mmap.mmap:
 def _preamble(reader: _Reader) -> int:
     """Check magic and version; the number of tensors."""
     start = reader.need(4, "the magic")
-    magic = bytes(reader.data[start : start + 4])
+    magic = reader.data[start : start + 4]
     if magic != b"GGUF":
         raise reader.broken(f"it starts with {magic!r}, not with b'GGUF'")
     version = reader.scalar("I", "the version")

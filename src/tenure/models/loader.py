@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -246,7 +249,7 @@ def load(
     told("tokenizer", 0.05)
     text, chat = opened.texts()
     decoder = _new_decoder(config, kv_codec, threads)
-    chosen = _feed(opened, decoder, weights, told)
+    chosen = [label for label, _ in Counter(_feed(opened, decoder, weights, threads, told)).most_common()]
     told("ready", 1.0)
     return Model(
         name=opened.info.name,
@@ -348,34 +351,42 @@ def _new_decoder(config: Config, kv_codec: str, threads: int) -> _native.Decoder
     )
 
 
-def _feed(source: _Source, decoder: _native.Decoder, wanted: Weights, told: Progress) -> list[str]:
-    """Give the decoder every tensor; the formats chosen, those of the most matrices first."""
+def _feed(source: _Source, decoder: _native.Decoder, wanted: Weights, threads: int, told: Progress) -> Iterator[str]:
+    """Give the decoder every tensor, a layer per thread; yields the format of each matrix."""
     layers = source.info.shape.layers
-    chosen: dict[str, int] = {}
+    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+        edges = pool.submit(_feed_edges, source, decoder, wanted)
+        for i, labels in enumerate(pool.map(lambda i: _feed_layer(source, decoder, wanted, i), range(layers))):
+            told("weights", 0.1 + 0.9 * i / layers)
+            yield from labels
+        yield from edges.result()
 
-    def matrix(parts: Sequence[str], target: Weights) -> Matrix:
-        made = _matrix(source, parts, target)
-        label = f"{made.format} ({made.stored})"
-        chosen[label] = chosen.get(label, 0) + 1
-        return made
 
-    # Four bits cost the first and last matrix more quality than they save bytes; GGUF files do the same.
-    edge: Weights = "int8" if wanted == "int4" else wanted
-    table = matrix(["embedding"], edge)
+def _feed_edges(source: _Source, decoder: _native.Decoder, wanted: Weights) -> list[str]:
+    """The matrices before the first and after the last layer."""
+    # Four bits cost these more quality than they save bytes, so they keep eight; GGUF files do the same.
+    target: Weights = "int8" if wanted == "int4" else wanted
+    table = _matrix(source, ["embedding"], target)
     decoder.set_embedding(table.format, table.values, table.scale, table.min)
-    if "lm_head" in source.tensors:
-        head = matrix(["lm_head"], edge)
-        decoder.set_linear("lm_head", head.format, head.values, head.scale, head.min)
     decoder.set_norm("norm", _vector(source, "norm"))
-    for i in range(layers):
-        told("weights", 0.1 + 0.9 * i / layers)
-        for name in ("attn_norm", "ffn_norm"):
-            decoder.set_norm(f"layers.{i}.{name}", _vector(source, f"layers.{i}.{name}"))
-        for name, parts in _FUSED.items():
-            made = matrix([f"layers.{i}.{part}" for part in parts], wanted)
-            bias = _bias(source, [f"layers.{i}.{part}" for part in parts])
-            decoder.set_linear(f"layers.{i}.{name}", made.format, made.values, made.scale, made.min, bias)
-    return sorted(chosen, key=lambda label: -chosen[label])
+    if "lm_head" not in source.tensors:
+        return [table.label]
+    head = _matrix(source, ["lm_head"], target)
+    decoder.set_linear("lm_head", head.format, head.values, head.scale, head.min)
+    return [table.label, head.label]
+
+
+def _feed_layer(source: _Source, decoder: _native.Decoder, wanted: Weights, layer: int) -> list[str]:
+    labels = []
+    for name in ("attn_norm", "ffn_norm"):
+        decoder.set_norm(f"layers.{layer}.{name}", _vector(source, f"layers.{layer}.{name}"))
+    for name, parts in _FUSED.items():
+        names = [f"layers.{layer}.{part}" for part in parts]
+        made = _matrix(source, names, wanted)
+        bias = _bias(source, names)
+        decoder.set_linear(f"layers.{layer}.{name}", made.format, made.values, made.scale, made.min, bias)
+        labels.append(made.label)
+    return labels
 
 
 def _matrix(source: _Source, names: Sequence[str], target: Weights) -> Matrix:

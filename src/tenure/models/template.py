@@ -24,8 +24,9 @@ from tenure.errors import BrokenFile, InvalidRequest
 from tenure.models.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-_MARK = f"\ue000{secrets.token_hex(8)}"
-"""Starts a placeholder for an answer's text; random, so that no client can write one."""
+_MARK = f"\ue000{secrets.randbelow(10**20):020}."
+"""Starts a placeholder for an answer's text; random, so that no client can write one. Digits survive any change of case,
+so a template that writes a content twice in two ways is found out."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -85,6 +86,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **kwargs: Any) -> str:
         """The text of a conversation. InvalidRequest when the template refuses it or there is no template."""
+        messages = [{k: v for k, v in m.items() if v is not None} for m in messages]
         values = {"tools": None, "documents": None, **self._special, **kwargs}
         try:
             return self._compiled.render(

@@ -39,6 +39,10 @@ class Matrix:
     def shape(self) -> tuple[int, int]:
         return self.values.shape[0], self.values.shape[1]
 
+    @property
+    def label(self) -> str:
+        return f"{self.format} ({self.stored})"
+
 
 def decode(raw: Bytes, kind: str) -> Matrix:
     """The matrix whose rows are stored in `raw` (u8[n, bytes per row]) as `kind` (a GGUF or safetensors type)."""
