@@ -13,7 +13,11 @@ from tenure import _native
 
 def run_with(forced: str, code: str = "import tenure._native as n; print(n.isa())") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TENURE_ISA": forced}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env={**os.environ, "TENURE_ISA": forced},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

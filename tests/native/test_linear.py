@@ -180,7 +180,10 @@ def test_packed_bytes_are_those_of_the_formats() -> None:
         (("int8", np.zeros((2, 40), np.int8), np.zeros((2, 1), np.uint16)), r"scale must have shape \[n, k / 32\]"),
         (("int8", np.zeros((2, 33), np.int8)), "needs scales"),
         (("int4", np.zeros((2, 32), np.uint8), np.zeros((2, 1), np.uint16)), "int4 needs mins"),
-        (("int4", np.zeros((2, 32), np.uint8), np.zeros((2, 1), np.uint16), np.zeros((1, 1), np.uint16)), "min must have"),
+        (
+            ("int4", np.zeros((2, 32), np.uint8), np.zeros((2, 1), np.uint16), np.zeros((1, 1), np.uint16)),
+            "min must have",
+        ),
     ],
 )
 def test_wrong_weights_are_refused_by_name(arguments: tuple[object, ...], message: str) -> None:

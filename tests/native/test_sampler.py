@@ -154,7 +154,12 @@ def test_a_row_that_is_not_finite_gives_minus_one_and_spares_the_others() -> Non
     logits[2, 3] = -np.float32(np.nan)
     logits[3, :] = -np.inf
     logits[5, 8] = -np.inf  # a token that is banned is no error
-    for ask in (Ask(temperature=0), Ask(temperature=0.01), Ask(temperature=0.01, top_k=5), Ask(temperature=0.01, top_p=0.9)):
+    for ask in (
+        Ask(temperature=0),
+        Ask(temperature=0.01),
+        Ask(temperature=0.01, top_k=5),
+        Ask(temperature=0.01, top_p=0.9),
+    ):
         assert sample(logits, [ask] * 6) == [-1, -1, -1, -1, 7, 7]
 
 

@@ -29,7 +29,7 @@ EPSILON = 2.0**-24
 
 
 class Weights(NamedTuple):
-    """One layer as it is packed: `w` [n, k] (float32, bf16 bits, int8 or one 4-bit value per byte) and f16 bits per group."""
+    """A layer before packing: w [n, k] (float32, bf16 bits, int8 or a 4-bit value per byte), f16 bits per group."""
 
     format: Format
     w: NDArray[np.generic]
