@@ -23,6 +23,7 @@ struct Step {
 struct Work {
     const uint16_t* q;  // [rows][head_dim] bf16
     float* l;           // [rows][16] lane sums
+    int* visible;       // [rows] tokens the row sees; ascends
 };
 
 TENURE_INLINE __m512i pair_at(const uint16_t* p) {
@@ -69,14 +70,15 @@ TENURE_INLINE void scores(const Step& step, const uint16_t* q, int head_dim, __m
         for (int i = 0; i < kTilesPerStep; i++) out[r][i] = sum[r][i];
 }
 
-// The running softmax of one row takes in 64 scores, of which it sees the first `limit`.
+// The running softmax of one row takes in 64 scores, of which it sees the first `limit` (all of them unless masked).
+template <bool masked>
 TENURE_INLINE void absorb(const __m512* score, int limit, int head_dim, float* o, float* m, float* l, uint16_t* p) {
-    const __m512 lowest = _mm512_set1_ps(kLowest);
+    [[maybe_unused]] const __m512 lowest = _mm512_set1_ps(kLowest);
     __m512 s[kTilesPerStep];
-    __mmask16 seen[kTilesPerStep];
+    [[maybe_unused]] __mmask16 seen[kTilesPerStep];
     for (int i = 0; i < kTilesPerStep; i++) {
-        seen[i] = lanes_below(limit - kTileTokens * i);
-        s[i] = _mm512_mask_mov_ps(lowest, seen[i], score[i]);
+        if constexpr (masked) seen[i] = lanes_below(limit - kTileTokens * i);
+        s[i] = masked ? _mm512_mask_mov_ps(lowest, seen[i], score[i]) : score[i];
     }
     const float highest = _mm512_reduce_max_ps(
         _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3])));
@@ -89,8 +91,8 @@ TENURE_INLINE void absorb(const __m512* score, int limit, int head_dim, float* o
     }
     const __m512 top = _mm512_set1_ps(*m);
     for (int i = 0; i < kTilesPerStep; i++) {
-        const __m512 e =
-            _mm512_maskz_mov_ps(seen[i], (__m512)exp2_lanes((f32x16)_mm512_sub_ps(s[i], top)));
+        __m512 e = (__m512)exp2_lanes((f32x16)_mm512_sub_ps(s[i], top));
+        if constexpr (masked) e = _mm512_maskz_mov_ps(seen[i], e);
         sum = _mm512_add_ps(sum, e);
         _mm256_store_si256(reinterpret_cast<__m256i*>(p + kTileTokens * i), (__m256i)_mm512_cvtneps_pbh(e));
     }
@@ -129,8 +131,14 @@ void step_rows(const Step& step, const Work& work, const Part& part, int row, co
         scores<R, false>(step, q, head_dim, score);
     alignas(64) uint16_t p[R][kStepTokens];
     float* o = part.o + row * head_dim;
-    for (int r = 0; r < R; r++)
-        absorb(score[r], limit[r], head_dim, o + r * head_dim, part.m + row + r, work.l + 16 * (row + r), p[r]);
+    const bool masked = limit[0] < kStepTokens;  // limits ascend with rows
+    for (int r = 0; r < R; r++) {
+        float *o_row = o + r * head_dim, *m = part.m + row + r, *l = work.l + 16 * (row + r);
+        if (masked)
+            absorb<true>(score[r], limit[r], head_dim, o_row, m, l, p[r]);
+        else
+            absorb<false>(score[r], limit[r], head_dim, o_row, m, l, p[r]);
+    }
     int column = 0;
     for (; column + 64 <= head_dim; column += 64) weigh<R, 4>(step, p, head_dim, column, o);
     for (; column < head_dim; column += 16) weigh<R, 1>(step, p, head_dim, column, o);
@@ -141,7 +149,7 @@ void step_all_rows(const Span& span, const Step& step, const Work& work, const P
     for (int row = 0; row < span.rows; row += kRows) {
         const int count = span.rows - row < kRows ? span.rows - row : kRows;
         int limit[kRows];
-        for (int r = 0; r < count; r++) limit[r] = span.visible_to(row + r) - step.begin;
+        for (int r = 0; r < count; r++) limit[r] = work.visible[row + r] - step.begin;
         if (limit[count - 1] <= 0) continue;
         switch (count) {
             case 1: step_rows<1>(step, work, part, row, limit, span.head_dim, prefetch); break;
@@ -165,14 +173,15 @@ const uint8_t* clean_values(const uint8_t* v, int written, int head_dim, uint8_t
     return to;
 }
 
-void prepare_rows(const Span& span, const Part& part, uint16_t* q, float* l) {
+void prepare_rows(const Span& span, const Part& part, uint16_t* q, const Work& work) {
     for (int r = 0; r < span.rows; r++) {
         const float* from = span.query(r);
         for (int d = 0; d < span.head_dim; d += 16)
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + r * span.head_dim + d),
                                 (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + d)));
         part.m[r] = kLowest;
-        _mm512_store_ps(l + 16 * r, _mm512_setzero_ps());
+        _mm512_store_ps(work.l + 16 * r, _mm512_setzero_ps());
+        work.visible[r] = span.visible_to(r);
     }
     std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
 }
@@ -183,7 +192,8 @@ void span_bf16(const Span& span, const Part& part, void* scratch) {
     auto* l = static_cast<float*>(scratch);
     auto* clean = reinterpret_cast<uint8_t*>(l + 16 * kMaxTileRows);
     auto* q = reinterpret_cast<uint16_t*>(clean + 2 * kTileTokens * kMaxHeadDim);
-    prepare_rows(span, part, q, l);
+    const Work work{q, l, reinterpret_cast<int*>(q + kMaxTileRows * kMaxHeadDim)};
+    prepare_rows(span, part, q, work);
     const int64_t v_offset = 2 * kTileTokens * span.head_dim;
     const int seen = span.visible_to(span.rows - 1);
     const int end = span.end < seen ? span.end : seen;
@@ -202,7 +212,7 @@ void span_bf16(const Span& span, const Part& part, void* scratch) {
         const int last = begin + kTileTokens * (step.tiles - 1);
         if (span.filled - last < kTileTokens)
             step.v[step.tiles - 1] = clean_values(step.v[step.tiles - 1], span.filled - last, span.head_dim, clean);
-        step_all_rows(span, step, Work{q, l}, part);
+        step_all_rows(span, step, work, part);
     }
     for (int r = 0; r < span.rows; r++) part.l[r] = _mm512_reduce_add_ps(_mm512_load_ps(l + 16 * r));
 }

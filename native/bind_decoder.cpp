@@ -52,7 +52,8 @@ void init(Decoder* self, const nb::kwargs& given) {
     reject_unknown(given);
     const int threads = given.contains("threads") ? nb::cast<int>(given["threads"]) : 0;
     if (threads < 0 || threads > 1024) throw std::invalid_argument("threads: out of range");
-    const Isa& chosen = given.contains("isa") ? isa_named(nb::cast<std::string>(given["isa"])) : isa();
+    const auto name = given.contains("isa") ? nb::cast<std::string>(given["isa"]) : std::string();
+    const Isa& chosen = name.empty() ? isa() : isa_named(name);
     new (self) Decoder(shape_of(given), threads, chosen);
 }
 
@@ -100,7 +101,7 @@ void bind_decoder(nb::module_& m) {
     nb::class_<Decoder>(m, "Decoder", "A whole decoder: weights, and one call per step over a ragged batch of rows.")
         .def("__init__", &init, "shape"_a,
              "Decoder(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, inv_freq, rms_eps=1e-5, rope_scale=1.0, "
-             "kv_codec='bf16', threads=0, isa=None)")
+             "kv_codec='bf16', threads=0, isa='')")
         .def("set_linear", &set_linear, "name"_a, "format"_a, "w"_a, "scale"_a.none() = nb::none(),
              "min"_a.none() = nb::none(), "bias"_a.none() = nb::none(),
              "Copies and packs layers.{i}.qkv|o|gate_up|down or lm_head. w [n, k]: f32, bf16 as uint16, int8, or uint8 "

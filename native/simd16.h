@@ -33,7 +33,13 @@ TENURE_INLINE void store(void* p, V v) {
 
 TENURE_INLINE f32x16 splat(float x) { return x - f32x16{}; }  // x - 0 keeps every x, -0 too
 
-TENURE_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return a > b ? a : b; }
+TENURE_INLINE f32x16 vmax(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
 
 // a * b + c: fused where the instruction set has it, the same way for every lane and every call.
 TENURE_INLINE f32x16 madd(f32x16 a, f32x16 b, f32x16 c) {
@@ -56,8 +62,12 @@ TENURE_INLINE f32x16 madd(f32x16 a, f32x16 b, f32x16 c) {
 // 2^x for x <= 127; below -126 it stays at 2^-126, which callers mask or cannot tell from zero. Relative error 2e-7.
 TENURE_INLINE f32x16 exp2_lanes(f32x16 x) {
     x = vmax(x, splat(-126.0f));
+#if defined(__AVX512F__)
+    const f32x16 n = (f32x16)_mm512_roundscale_ps((__m512)x, 0);
+#else
     const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
     const f32x16 n = (x + magic) - magic;
+#endif
     const f32x16 r = x - n;
     f32x16 p = splat(1.535336182e-4f);
     p = madd(p, r, splat(1.339887445e-3f));
@@ -66,8 +76,12 @@ TENURE_INLINE f32x16 exp2_lanes(f32x16 x) {
     p = madd(p, r, splat(2.402264791e-1f));
     p = madd(p, r, splat(6.931472029e-1f));
     p = madd(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     const i32x16 exponent = __builtin_convertvector(n, i32x16) << 23;
     return (f32x16)((i32x16)p + exponent);
+#endif
 }
 
 // Lane sums and maxima in one fixed order: halves folded onto each other.

@@ -66,7 +66,9 @@ def silu(x: AnyFloats) -> Floats:
     return np.asarray(x * 0.5 * (1.0 + np.tanh(0.5 * x)))
 
 
-def rope(x: AnyFloats, positions: npt.NDArray[np.integer], inv_freq: npt.NDArray[np.float32], scale: float = 1.0) -> Floats:
+def rope(
+    x: AnyFloats, positions: npt.NDArray[np.integer], inv_freq: npt.NDArray[np.float32], scale: float = 1.0
+) -> Floats:
     """Rotates x [rows, heads, dim] by its position, pairing (i, i + dim/2) as Hugging Face's rotate_half does."""
     angle = (positions.astype(np.float32)[:, None] * inv_freq[None, :]).astype(np.float64)[:, None, :]
     cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
@@ -111,7 +113,7 @@ class Layer:
 
 @dataclass
 class Decoder:
-    """A whole Llama decoder, for one sequence from its first token; `stored` rounds keys and values as the codec does."""
+    """A whole Llama decoder, for one sequence from its first token; keys and values are rounded as the codec does."""
 
     heads: int
     kv_heads: int
