@@ -106,8 +106,10 @@ class Chunks:
 
     def piece(self, piece: Piece) -> bytes:
         """The bytes to send for one piece; empty when there is nothing to say yet."""
-        first = b"" if self._begun else self._first()
         finish = REASONS.get(piece.finish) if piece.finish is not None else None
+        if finish is None and not piece.tokens and not piece.text:
+            return b""
+        first = b"" if self._begun else self._first()
         if finish is None:
             if not piece.text and not (piece.tokens and self._ask.token_ids):
                 return first

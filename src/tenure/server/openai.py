@@ -54,7 +54,7 @@ class WholeReply:
                 async for item in self._handle:
                     if isinstance(item, Done):
                         done = item
-                        break
+                        continue
                     whole.add(item)
                     ends.note(item)
         except TimeoutError:

@@ -87,7 +87,7 @@ class _Stream:
                 async for item in self._handle:
                     if isinstance(item, Done):
                         done = item
-                        break
+                        continue
                     if self._leash.cut_by is None:
                         ends.note(item)
                         self._put(self._chunks.piece(item))

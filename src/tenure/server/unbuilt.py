@@ -87,7 +87,7 @@ COMPLETION: dict[str, tuple[Any, ...]] = {
     **COMMON,
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
+    "logprobs": (),
     "best_of": (1,),
     "response_format": ({"type": "text"},),
     "prompt_embeds": (),
