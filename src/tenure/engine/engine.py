@@ -179,7 +179,7 @@ class Engine:
         except RuntimeError:  # no event loop in this thread
             loop = None
         self._check_request(request)
-        handle = Handle(request, self._loop.cancel, loop)
+        handle = Handle(request, self._clock.now(), self._loop.cancel, loop)
         with self._submitting:
             if self._draining or self._closed:
                 raise Draining("the server is shutting down and takes no new requests")

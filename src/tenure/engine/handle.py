@@ -15,8 +15,16 @@ News = Piece | Done
 class Handle:
     """Iterate it, with `async for` on the event loop it was submitted from, or with `for` when there was none."""
 
-    def __init__(self, request: Request, cancel: Callable[[str], None], loop: asyncio.AbstractEventLoop | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        arrived: float,
+        cancel: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        """`arrived`: when it was submitted, on the engine's clock. `loop` None: it is read by blocking."""
         self._request = request
+        self.arrived = arrived
         self._cancel = cancel
         self.loop = loop
         self._news: deque[News] = deque()

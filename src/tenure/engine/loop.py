@@ -189,7 +189,7 @@ class Loop:
             self._arrivals.clear()
             self._commands.clear()
         for handle in arrivals:
-            self._scheduler.add(handle.request, now)
+            self._scheduler.add(handle.request, handle.arrived)
         for command in commands:
             command.run(now)
         return len(arrivals), len(commands)

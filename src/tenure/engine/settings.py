@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
+from tenure.device.arena import machine_bytes
 from tenure.errors import BudgetError, ConfigError
 from tenure.spec import KvGeometry, ModelShape
 
@@ -72,7 +72,7 @@ def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) 
             f"the budget leaves {max(0, arena):,} bytes for the KV cache beside {weight_bytes:,} bytes of weights; "
             f"{MIN_BLOCKS} blocks of {block:,} bytes are needed at least: {MIN_BLOCKS * block - arena:,} bytes more",
         )
-    machine = machine_memory()
+    machine = machine_bytes()
     if weight_bytes + blocks * block > machine:
         raise BudgetError(
             param,
@@ -91,24 +91,10 @@ def context_limit(settings: EngineSettings, shape: ModelShape) -> int:
     return asked
 
 
-def machine_memory() -> int:
-    """Bytes this process may have at most: the machine's memory, or the container's limit when that is less."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(path, encoding="ascii") as file:
-                text = file.read().strip()
-        except OSError:  # not in such a cgroup
-            continue
-        if text.isdigit():
-            machine = min(machine, int(text))
-    return machine
-
-
 def available_memory() -> int:
     """Bytes that can be taken without pushing others out, as far as the kernel knows."""
     with open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
-                return min(int(line.split()[1]) * 1024, machine_memory())
-    return machine_memory()
+                return min(int(line.split()[1]) * 1024, machine_bytes())
+    return machine_bytes()

@@ -141,7 +141,8 @@ class Scheduler:
     # --- do ----------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> None:
-        """Put a request into the queue; the caller has had it judged. ValueError when it could never run."""
+        """Put a request that arrived at `now` into the queue; the caller has had it judged. ValueError when it could
+        never run."""
         left = self.limits.context_limit - len(request.tokens)
         if left < 1 or not request.tokens or request.n < 1:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens, n={request.n}, context leaves {left}")

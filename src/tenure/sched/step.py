@@ -94,8 +94,12 @@ class RowBudget:
         if self.ms_left != float("inf"):
             affordable = int(self.ms_left / max(1e-6, self.costs.prefill * (1.0 + start / self.costs.doubling)))
             fit = min(fit, max(affordable, 0 if self.granted else min(self.block_tokens, wanted)))
-        if fit < wanted and (cut := (start + fit) % self.block_tokens) < fit:
-            fit -= cut
+        if fit < wanted:
+            cut = (start + fit) % self.block_tokens
+            if cut < fit:
+                fit -= cut
+            elif self.granted:  # not even to the block's end: better in the next step
+                return 0
         if fit <= 0:
             return 0
         self.granted = True

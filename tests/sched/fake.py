@@ -1,0 +1,144 @@
+"""A device and a model without arithmetic: it remembers what was written where, and refuses to read anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tenure.cache.history import History
+from tenure.cache.kvcache import KvCache
+from tenure.clock import LogicalClock
+from tenure.events import Fact, FactLog
+from tenure.policy.registry import admission, eviction, pressure
+from tenure.sched.scheduler import News, Scheduler, SchedulerLimits
+from tenure.sched.step import CostModel
+from tenure.spec import codec
+from tenure.types import Request, Rows, Sampling, Scope, StepPlan, StepResult
+
+SCOPE = Scope("fake")
+Context = tuple[int, ...]
+
+
+def answer(context: Sequence[int], index: int) -> int:
+    """The fake model's next token: any function of the whole context, and of which of the n answers it is."""
+    total = 7 * index
+    for token in context:
+        total = (31 * total + token) % 9973
+    return 100 + total % 900
+
+
+class FakeDevice:
+    """Position i of a block holds the whole context up to it, as KV does. Reading what is not there is an error."""
+
+    def __init__(self, blocks: int, size: int) -> None:
+        self.size = size
+        self.held: list[list[Context | None]] = [[None] * size for _ in range(blocks)]
+        self.contexts: dict[tuple[str, int], list[int]] = {}
+
+    def begin(self, request: Request) -> None:
+        for index in range(request.n):
+            self.contexts[request.id, index] = list(request.tokens)
+
+    def run(
+        self, plan: StepPlan, step_ms: float = 10.0, stops: Callable[[Rows], bool] = lambda rows: False
+    ) -> StepResult:
+        for copy in plan.copies:
+            self.held[copy.dst] = list(self.held[copy.src])
+        for rows in plan.rows:
+            self._write(rows)
+        tokens, stopped = {}, set()
+        for rows in plan.rows:
+            context = self._read(rows)
+            if rows.sample:
+                assert len(context) == len(self.contexts[rows.request, rows.index])
+                token = answer(context, rows.index)
+                self.contexts[rows.request, rows.index].append(token)
+                tokens[rows.seq] = token
+                if stops(rows):
+                    stopped.add(rows.seq)
+        return StepResult(plan.number, tokens, frozenset(stopped), {}, step_ms)
+
+    def _write(self, rows: Rows) -> None:
+        context = tuple(self.contexts[rows.request, rows.index])
+        assert tuple(rows.tokens) == context[rows.start : rows.start + len(rows.tokens)]
+        for position in range(rows.start, rows.start + len(rows.tokens)):
+            self.held[rows.blocks[position // self.size]][position % self.size] = context[: position + 1]
+
+    def _read(self, rows: Rows) -> Context:
+        end = rows.start + len(rows.tokens)
+        context = tuple(self.contexts[rows.request, rows.index])[:end]
+        for position in range(end):
+            found = self.held[rows.blocks[position // self.size]][position % self.size]
+            assert found == context[: position + 1], f"{rows.request}: position {position} holds {found}"
+        return context
+
+
+class World:
+    """A scheduler over a fake device, driven by hand."""
+
+    def __init__(
+        self,
+        blocks: int = 64,
+        size: int = 4,
+        *,
+        seqs: int = 8,
+        batch: int = 64,
+        step_ms: float = 1000.0,
+        context: int = 200,
+        queue: int = 16,
+        doubling: float = 1e9,
+    ) -> None:
+        self.clock = LogicalClock()
+        self.log = FactLog()
+        self.facts: list[Fact] = []
+        self.log.listen(self.facts.append)
+        self.device = FakeDevice(blocks, size)
+        self.cache = KvCache(blocks, size, codec=codec("bf16"), eviction=eviction("lru"), facts=self.log)
+        self.scheduler = Scheduler(
+            self.cache,
+            limits=SchedulerLimits(seqs, batch, step_ms, context, queue, 10_000, canary_steps=1),
+            admission=admission("bounded_queue"),
+            pressure=pressure("pause"),
+            history=History(size, heads=True, same_text=lambda a, b: list(a) == list(b)),
+            facts=self.log,
+            costs=CostModel(doubling=doubling),
+        )
+        self.news: list[News] = []
+        self.plans: list[StepPlan] = []
+        self.stops: Callable[[Rows], bool] = lambda rows: False
+
+    def ask(self, name: str, tokens: Sequence[int], max_tokens: int | None = 4, **fields: object) -> Request:
+        scope = fields.pop("scope", SCOPE)
+        request = Request(name, tuple(tokens), scope, Sampling(max_tokens=max_tokens), **fields)  # type: ignore[arg-type]
+        self.device.begin(request)
+        self.scheduler.add(request, self.clock.now())
+        return request
+
+    def step(self, step_ms: float = 10.0) -> StepPlan | None:
+        plan = self.scheduler.next_step(self.clock.now())
+        self.cache.check()
+        if plan is None:
+            return None
+        self.plans.append(plan)
+        result = self.device.run(plan, step_ms, self.stops)
+        self.clock.advance(step_ms / 1000)
+        self.news += self.scheduler.absorb(result, self.clock.now())
+        self.cache.check()
+        return plan
+
+    def run(self, limit: int = 2000) -> None:
+        """Step until nothing is alive."""
+        for _ in range(limit):
+            if self.step() is None:
+                assert self.scheduler.idle
+                assert self.cache.counts().leased == 0
+                assert self.cache.leaked() == 0
+                return
+        raise AssertionError(f"still alive after {limit} steps")
+
+    def text(self, name: str, index: int = 0) -> list[int]:
+        """The tokens an answer got."""
+        return [item.token for item in self.news if getattr(item, "request", "") == name
+                and getattr(item, "index", None) == index and getattr(item, "token", None) is not None]  # fmt: skip
+
+    def of(self, kind: type[Fact]) -> list[Fact]:
+        return [fact for fact in self.facts if isinstance(fact, kind)]
