@@ -1,7 +1,7 @@
 """Runs the *.kv scripts beside this file: commands go in, facts come out, line by line.
 
 pool 8 of 4                     8 blocks of 4 tokens; with `seqs=2 batch=16 step_ms=50 context=64 queue=4`
-ask a 1..11 50 max=3 n=2        a request: tokens and ranges; also session=, salt=, priority=, stop=K (ends at token K)
+ask a 1..11 50 max=3 n=2        a request: tokens and ranges; also session=, salt=, priority=, stop=K (th token)
 step 3 ms=20 · run · cancel a · end · drop · counts · wait 1.5
 = started a cached=0 miss=cold  what must have come out since, in this order and complete
 """
