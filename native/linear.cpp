@@ -67,19 +67,26 @@ T get(const std::byte* at) {
     return value;
 }
 
-void pack_element(Format format, std::byte* panel, const Place& at, const void* w, std::size_t index) {
+constexpr int values_per_word(Format format) { return 1 << static_cast<int>(format); }
+static_assert(values_per_word(Format::f32) == 1 && values_per_word(Format::int4) == 8);
+
+// A panel holds a column's values as 32-bit words, with those of the other columns between them. Packing by words and
+// not by values is what makes loading a model quick. `left` values of the row are still to come.
+uint32_t packed_word(Format format, const void* w, std::size_t index, int left) {
+    const auto load = [](const auto* from) { return get<uint32_t>(reinterpret_cast<const std::byte*>(from)); };
     switch (format) {
-        case Format::f32: put(panel + at.value, static_cast<const float*>(w)[index]); break;
-        case Format::bf16: put(panel + at.value, static_cast<const uint16_t*>(w)[index]); break;
-        case Format::int8:
-            panel[at.value] = std::byte(static_cast<uint8_t>(static_cast<const int8_t*>(w)[index] + 128));
-            break;
+        case Format::f32: return load(static_cast<const float*>(w) + index);
+        case Format::bf16: {
+            const auto* values = static_cast<const uint16_t*>(w) + index;
+            return left > 1 ? load(values) : *values;
+        }
+        case Format::int8: return load(static_cast<const int8_t*>(w) + index) ^ 0x80808080;  // + 128 in each byte
         case Format::int4: {
-            const auto q = std::byte(static_cast<const uint8_t*>(w)[index] & 15);
-            panel[at.value] |= at.high ? q << 4 : q;
-            break;
+            const auto* values = static_cast<const uint8_t*>(w) + index;
+            return (load(values) & 0x0f0f0f0f) | (load(values + 4) & 0x0f0f0f0f) << 4;
         }
     }
+    throw std::invalid_argument("Linear: unknown format");
 }
 
 // f16 bits to f32, exact. Not a kernel: a handful of scales when weights are read back.
@@ -135,7 +142,7 @@ void prepare(const Linear& w, const LinearCall& call, Scratch& scratch, Team& te
     const std::size_t stride = prepared_stride(w.format, w.k);
     scratch.x.reserve(stride * call.m);
     auto* rows = scratch.x.as<std::byte>();
-    constexpr int kChunkValues = 16384;
+    constexpr int kChunkValues = 4096;
     const int chunk = std::max(1, kChunkValues / w.k);
     const auto prepare_chunk = [&](int item, int) {
         const int end = std::min(call.m, (item + 1) * chunk);
@@ -171,12 +178,13 @@ Linear pack(Format format, int n, int k, const void* w, const uint16_t* scale, c
     for (int row = 0; row < n; ++row) {
         std::byte* panel = packed.data.as<std::byte>() + row / kPanel * packed.panel_bytes();
         const std::size_t start = std::size_t(row) * k;
-        for (int i = 0; i < k; ++i) {
-            const Place at = place(format, row % kPanel, i);
-            pack_element(format, panel, at, w, start + i);
-            if (!grouped(format) || i % kGroup != 0) continue;
-            put(panel + at.scale, scale[(start + i) / kGroup]);
-            if (format == Format::int4) put(panel + at.scale + kScaleBytes, min[(start + i) / kGroup]);
+        for (int i = 0; i < k; i += values_per_word(format)) {
+            put(panel + place(format, row % kPanel, i).value, packed_word(format, w, start + i, k - i));
+        }
+        for (int i = 0; grouped(format) && i < k; i += kGroup) {
+            const std::size_t at = place(format, row % kPanel, i).scale;
+            put(panel + at, scale[(start + i) / kGroup]);
+            if (format == Format::int4) put(panel + at + kScaleBytes, min[(start + i) / kGroup]);
         }
     }
     return packed;
@@ -203,16 +211,17 @@ void linear(const Linear& w, const LinearCall& call, Scratch& scratch, Team& tea
     }
     // An item is a run of panels for a chunk of rows: enough items that a thread which is taken away leaves little
     // behind, not so many that claiming them shows; rows few enough to stay in the L2 cache beside a panel.
-    constexpr int kRows = 240;
+    constexpr int kRows = 240, kTile = 12;
     constexpr std::size_t kItemBytes = 64 << 10;
     const int panels = w.panels(), chunks = (call.m + kRows - 1) / kRows;
+    const int rows = (call.m + chunks * kTile - 1) / (chunks * kTile) * kTile;  // even chunks of whole tiles
     const int most = std::max(1, int(kItemBytes / w.panel_bytes()));
     const int run = call.m > 16 ? 1 : std::clamp(panels / (8 * team.threads()), 1, most);
     const int runs = (panels + run - 1) / run;
     team.run(runs * chunks, [&](int item, int) {
         Block mine = block;
-        mine.row0 = item / runs * kRows;
-        mine.row1 = std::min(call.m, mine.row0 + kRows);
+        mine.row0 = item / runs * rows;
+        mine.row1 = std::min(call.m, mine.row0 + rows);
         mine.panel0 = item % runs * run;
         mine.panel1 = std::min(panels, mine.panel0 + run);
         kernel.multiply(mine);

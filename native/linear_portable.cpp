@@ -20,15 +20,19 @@
 namespace tenure::TENURE_KERNELS {
 namespace {
 
-constexpr int kLanes = 8;
+// Rows at a time so that their sums stay in the 16 registers: 3 rows of 4 vectors, or 1 of 8.
+#if defined(__AVX__)
+constexpr int kLanes = 8, kMostRows = 3;
+#else
+constexpr int kLanes = 4, kMostRows = 1;
+#endif
 constexpr int kVectors = kPanel / kLanes;
-constexpr int kMostRows = 3;  // rows of 4 vectors: 12 accumulators of the 16 registers
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 
-inline Floats splat(float v) { return Floats{v, v, v, v, v, v, v, v}; }
+inline Floats splat(float v) { return v - Floats{}; }  // minus, not plus: -0 stays -0
 
 template <class V>
 inline V load(const void* at) {
