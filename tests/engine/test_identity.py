@@ -1,0 +1,143 @@
+"""Same answer, always: the logits of a token sequence are the same to the last bit, whatever happens around it.
+
+{cold, cached, partly cached, beside strangers, chunks of 1/7/64/all, preempted, n = 4, 1 and 2 threads} × prompts ×
+tokens, for bf16 and 4-bit weights. The default run takes a few prompts; `-m full` takes 16 × 64.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+
+from tenure.types import Request, Token
+from tests.engine.harness import Trace, Watched, Weights, english, model, watched
+
+WEIGHTS: list[Weights] = ["auto", "bf16"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the matrix: prompt lengths and tokens of each answer."""
+
+    lengths: tuple[int, ...]
+    tokens: int
+
+    def prompts(self) -> list[list[Token]]:
+        """Distinct prompts; the odd ones share a head with the one before."""
+        made: list[list[Token]] = []
+        for number, length in enumerate(self.lengths):
+            shared = made[-1][: length // 2] if number % 2 and made else []
+            made.append(shared + english(length - len(shared), start=171 * number + len(shared)))
+        return made
+
+
+QUICK = Size((5, 33, 96, 130), 12)
+FULL = Size((1, 2, 31, 32, 33, 40, 63, 64, 65, 96, 127, 128, 200, 300, 520, 700), 64)
+SIZES = [pytest.param(QUICK, id="quick"), pytest.param(FULL, id="all", marks=pytest.mark.full)]
+
+
+@functools.cache
+def cold(weights: Weights, size: Size) -> list[Trace]:
+    """The reference: each prompt alone, at once, in an engine that has seen nothing."""
+    traces = []
+    with watched(model(weights)) as seen:
+        for prompt in size.prompts():
+            request = seen.ask(prompt, size.tokens)
+            seen.engine.reset_prefix_cache()
+            (done,) = seen.run(request)
+            assert done.usage.cached_tokens == 0
+            traces.append(seen.trace(request))
+    return traces
+
+
+def agree(seen: Watched, requests: list[Request], expected: list[Trace], index: int = 0) -> None:
+    for request, trace in zip(requests, expected, strict=True):
+        got = seen.trace(request, index)
+        first = next((i for i, (a, b) in enumerate(zip(got, trace, strict=False)) if a != b), None)
+        assert first is None, f"prompt of {len(request.tokens)} tokens: token {first} has other logits"
+        assert len(got) == len(trace)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_cached(weights: Weights, size: Size) -> None:
+    with watched(model(weights)) as seen:
+        for _ in range(2):
+            requests = [seen.ask(prompt, size.tokens) for prompt in size.prompts()]
+            done = [seen.run(request)[0] for request in requests]
+            agree(seen, requests, cold(weights, size))
+        assert [end.usage.cached_tokens for end in done] == [len(prompt) - 1 for prompt in size.prompts()]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("keep", [0.3, 0.7])
+def test_partly_cached(weights: Weights, size: Size, keep: float) -> None:
+    with watched(model(weights)) as seen:
+        for prompt, expected in zip(size.prompts(), cold(weights, size), strict=True):
+            held = int(keep * len(prompt))
+            seen.engine.reset_prefix_cache()
+            if held:
+                seen.run(seen.ask([*prompt[:held], 9, 9, 9], 2))
+            request = seen.ask(prompt, size.tokens)
+            (done,) = seen.run(request)
+            assert done.usage.cached_tokens >= held
+            agree(seen, [request], [expected])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_beside_fifteen_strangers(weights: Weights, size: Size) -> None:
+    with watched(model(weights), blocks=600) as seen:
+        requests = [seen.ask(prompt, size.tokens) for prompt in size.prompts()]
+        strangers = [seen.ask(english(20 + 13 * i, 100 * i), size.tokens) for i in range(max(0, 16 - len(requests)))]
+        seen.run(*[request for pair in zip(strangers, requests, strict=False) for request in pair],
+                 *strangers[len(requests) :], *requests[len(strangers) :])  # fmt: skip
+        agree(seen, requests, cold(weights, size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_in_chunks(weights: Weights, size: Size, chunk: int) -> None:
+    with watched(model(weights), max_num_batched_tokens=chunk) as seen:
+        requests = [seen.ask(prompt, size.tokens) for prompt in size.prompts()]
+        for request in requests:
+            seen.run(request)
+            seen.engine.reset_prefix_cache()
+        agree(seen, requests, cold(weights, size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_preempted(weights: Weights, size: Size) -> None:
+    longest = max(size.lengths) + size.tokens
+    with watched(model(weights), blocks=longest // 32 + 3, max_step_ms=1e9) as seen:
+        requests = [seen.ask(prompt, size.tokens) for prompt in size.prompts()]
+        # Answers that grow for long, so that the pool runs short whatever the prompts need.
+        others = [seen.ask(english(30, 50 * i), 40) for i in range(4)]
+        done = seen.run(*requests, *others)
+        agree(seen, requests, cold(weights, size))
+        assert sum(end.receipt.preempted for end in done) > 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_four_answers(weights: Weights, size: Size) -> None:
+    with watched(model(weights), blocks=600) as seen:
+        requests = [seen.ask(prompt, size.tokens, n=4) for prompt in size.prompts()]
+        done = seen.run(*requests)
+        for index in range(4):
+            agree(seen, requests, cold(weights, size), index)
+        assert all(end.receipt.recomputed_tokens == 0 for end in done)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_on_one_thread(weights: Weights, size: Size) -> None:
+    with watched(model(weights, threads=1), threads=1) as seen:
+        requests = [seen.ask(prompt, size.tokens) for prompt in size.prompts()]
+        seen.run(*requests)
+        agree(seen, requests, cold(weights, size))
