@@ -16,7 +16,7 @@ namespace {
 template <class T, int dims>
 using Array = nb::ndarray<T, nb::ndim<dims>, nb::c_contig, nb::device::cpu>;
 using I32 = Array<const int32_t, 1>;
-using AnyMatrix = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Halves = std::optional<Array<const uint16_t, 2>>;
 
 DecoderShape shape_of(const nb::kwargs& given) {

@@ -25,7 +25,7 @@ namespace nb = nanobind;
 namespace tenure {
 namespace {
 
-using Any2 = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Any2 = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Halves2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -79,8 +79,11 @@ Linear pack_arrays(const std::string& format, const Any2& w, const std::optional
     check_dtype(chosen, w);
     constexpr std::size_t kMost = std::size_t{1} << 30;
     if (w.shape(0) > kMost || w.shape(1) > kMost) throw std::invalid_argument("w is too large");
-    return pack(chosen, static_cast<int>(w.shape(0)), static_cast<int>(w.shape(1)), w.data(),
-                check_scales("scale", scale, w), check_scales("min", min, w));
+    const uint16_t* scales = check_scales("scale", scale, w);
+    const uint16_t* mins = check_scales("min", min, w);
+    // Other threads decode the next matrix meanwhile; the caller holds the arrays.
+    const nb::gil_scoped_release release;
+    return pack(chosen, static_cast<int>(w.shape(0)), static_cast<int>(w.shape(1)), w.data(), scales, mins);
 }
 
 namespace {

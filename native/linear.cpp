@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -10,7 +11,7 @@
 namespace tenure {
 namespace {
 
-bool grouped(Format format) { return format == Format::int8 || format == Format::int4; }
+constexpr bool grouped(Format format) { return format == Format::int8 || format == Format::int4; }
 
 std::size_t panel_size(Format format, int k) {
     const auto inputs = static_cast<std::size_t>(k);
@@ -92,33 +93,32 @@ uint32_t packed_word(Format format, const void* w, std::size_t index, int left) 
 // f16 bits to f32, exact. Not a kernel: a handful of scales when weights are read back.
 float half_to_float(uint16_t half) {
     const uint32_t sign = uint32_t(half & 0x8000) << 16, magnitude = half & 0x7fff;
-    uint32_t bits;
-    if (magnitude >= 0x7c00) {
-        bits = sign | 0x7f800000 | (magnitude & 0x3ff) << 13;
-    } else if (magnitude >= 0x400) {
-        bits = sign | ((magnitude << 13) + ((127 - 15) << 23));
-    } else {
-        const float value = static_cast<float>(magnitude) * 0x1p-24f;
-        return sign ? -value : value;
-    }
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
+    if (magnitude >= 0x7c00) return std::bit_cast<float>(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+    if (magnitude >= 0x400) return std::bit_cast<float>(sign | ((magnitude << 13) + ((127 - 15) << 23)));
+    const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
+    return sign ? -subnormal : subnormal;
 }
 
-float element(Format format, const std::byte* panel, const Place& at) {
-    if (format == Format::f32) return get<float>(panel + at.value);
-    if (format == Format::bf16) {
-        const uint32_t bits = uint32_t(get<uint16_t>(panel + at.value)) << 16;
-        float value;
-        std::memcpy(&value, &bits, sizeof value);
-        return value;
+// One row of a panel, dequantised. The format is a template argument so that the loop holds no decisions.
+template <Format F>
+void unpack_column(const std::byte* panel, int column, int k, float* out) {
+    float scale = 0, min = 0;
+    for (int i = 0; i < k; ++i) {
+        const Place at = place(F, column, i);
+        if (grouped(F) && i % kGroup == 0) {
+            scale = half_to_float(get<uint16_t>(panel + at.scale));
+            if (F == Format::int4) min = half_to_float(get<uint16_t>(panel + at.scale + kScaleBytes));
+        }
+        if constexpr (F == Format::f32) {
+            out[i] = get<float>(panel + at.value);
+        } else if constexpr (F == Format::bf16) {
+            out[i] = std::bit_cast<float>(uint32_t(get<uint16_t>(panel + at.value)) << 16);
+        } else {
+            const int byte = std::to_integer<int>(panel[at.value]);
+            out[i] = F == Format::int8 ? scale * static_cast<float>(byte - 128)
+                                       : scale * static_cast<float>(at.high ? byte >> 4 : byte & 15) + min;
+        }
     }
-    const float scale = half_to_float(get<uint16_t>(panel + at.scale));
-    const int byte = std::to_integer<int>(panel[at.value]);
-    if (format == Format::int8) return scale * static_cast<float>(byte - 128);
-    const float min = half_to_float(get<uint16_t>(panel + at.scale + kScaleBytes));
-    return scale * static_cast<float>(at.high ? byte >> 4 : byte & 15) + min;
 }
 
 const LinearKernels& kernels(const Isa& isa) {
@@ -192,7 +192,12 @@ Linear pack(Format format, int n, int k, const void* w, const uint16_t* scale, c
 
 void unpack_row(const Linear& w, int row, float* out) {
     const std::byte* panel = w.data.as<std::byte>() + row / kPanel * w.panel_bytes();
-    for (int i = 0; i < w.k; ++i) out[i] = element(w.format, panel, place(w.format, row % kPanel, i));
+    switch (w.format) {
+        case Format::f32: return unpack_column<Format::f32>(panel, row % kPanel, w.k, out);
+        case Format::bf16: return unpack_column<Format::bf16>(panel, row % kPanel, w.k, out);
+        case Format::int8: return unpack_column<Format::int8>(panel, row % kPanel, w.k, out);
+        case Format::int4: return unpack_column<Format::int4>(panel, row % kPanel, w.k, out);
+    }
 }
 
 void unpack(const Linear& w, float* out) {
