@@ -128,42 +128,57 @@ def oracle_of_gguf(path: Path) -> LlamaForCausalLM:
 
 
 def write_gguf(
-    path: Path, model: LlamaForCausalLM, kind: str, tokenizer: dict[str, Any], extra: dict[str, Any] | None = None
+    path: Path,
+    model: LlamaForCausalLM,
+    kind: str,
+    keys: dict[str, Any],
+    *,
+    kinds: dict[str, str] | None = None,
+    rope_factors: Sequence[float] = (),
 ) -> None:
-    """A transformers model as a GGUF whose matrices are of `kind`, q and k rows interleaved as llama.cpp's are."""
+    """A transformers model as a GGUF whose matrices are of `kind`, q and k rows interleaved as llama.cpp's are.
+
+    `keys` are added to the header and win over the config; `kinds` gives matrices whose name holds a key another type.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    for key, value in (tokenizer | (extra or {})).items():
-        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    header = {
+        "llama.block_count": config.num_hidden_layers,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.freq_base": config.rope_parameters["rope_theta"],
+        "llama.attention.key_length": config.head_dim,
+        "llama.attention.value_length": config.head_dim,
+    }
+    add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    for key, value in (header | keys).items():
         add.get(type(value), writer.add_array)(key, value)
-    quant = gguf.GGMLQuantizationType[kind]
+    if rope_factors:
+        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
-        values = tensor.float().numpy()
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        theirs = table.get_name(name, try_suffixes=(".weight",))
-        if values.ndim == 1:
-            writer.add_tensor(theirs, values)
-        else:
-            writer.add_tensor(theirs, gguf.quantize(np.ascontiguousarray(values), quant), raw_dtype=quant)
+        chosen = next((k for part, k in (kinds or {}).items() if part in name), kind)
+        quant = gguf.GGMLQuantizationType[chosen if tensor.ndim > 1 else "F32"]
+        values = gguf.quantize(_interleave(name, tensor.float().numpy(), config), quant)
+        writer.add_tensor(table.get_name(name, try_suffixes=(".weight",)), values, raw_dtype=quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _interleave(name: str, values: F32, config: LlamaConfig) -> F32:
+    """llama.cpp's order of the rows of q and k: the two halves of a head take turns."""
+    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return values
+    heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+    return np.ascontiguousarray(values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape))
 
 
 def tiny_tokenizer(size: int = 320) -> dict[str, Any]:

@@ -156,20 +156,20 @@ class _GgufSource:
 
 
 class _HfSource:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = "") -> None:
         self._config = hf.read_json(directory / "config.json")
         config = families.from_hf(self._config)
         files = hf.open_weights(directory)
         types: dict[str, int] = {}
         found: dict[str, tuple[hf.SafetensorsFile, hf.TensorInfo]] = {}
         for file in files:
-            for name, info in file.tensors.items():
-                if name in found:
-                    raise BrokenFile(f"{file.path}: the tensor {name} is in another file too")
-                found[name] = (file, info)
+            for tensor, info in file.tensors.items():
+                if tensor in found:
+                    raise BrokenFile(f"{file.path}: the tensor {tensor} is in another file too")
+                found[tensor] = (file, info)
                 types[info.type] = types.get(info.type, 0) + info.nbytes
         size = sum(file.path.stat().st_size for file in files)
-        self.info = ModelInfo(directory.resolve().name, directory, "hf", config, size, types)
+        self.info = ModelInfo(name or directory.resolve().name, directory, "hf", config, size, types)
         self.identity = (directory / "config.json").read_bytes() + b"".join(file.header for file in files)
         self.tensors = {}
         for ours, theirs in _names(config, _HF_NAMES, "model.layers.{}."):
@@ -178,7 +178,7 @@ class _HfSource:
                 self.tensors[ours] = _Tensor(info.shape, info.type, lambda f=file, i=info: f.raw(i))
         if config.tied:
             self.tensors.pop("lm_head", None)
-        unused = {name for name in found if not name.endswith("rotary_emb.inv_freq")}
+        unused = {tensor for tensor in found if not tensor.endswith("rotary_emb.inv_freq")}
         _refuse_unknown(str(directory), unused, config, _HF_NAMES, "model.layers.{}.")
 
     def texts(self) -> tuple[Tokenizer, ChatTemplate]:
@@ -276,7 +276,7 @@ def _open(source: str) -> _Source:
         raise ModelNotFound(
             f"{source}: no such file or directory; give a .gguf file, a Hugging Face directory or a hub id (owner/name)"
         )
-    return _HfSource(_download(source))
+    return _HfSource(_download(source), source)
 
 
 def _download(repository: str) -> Path:
