@@ -1,4 +1,5 @@
-// Linear layers in plain C++ on vector extensions; compiled for the base architecture and again for AVX2.
+// Linear layers in plain C++ on vector extensions; compiled for the base architecture and again for AVX2, where int8 and
+// int4 take the integer instructions of linear_avx2.h instead.
 //
 // A group of 32 inputs is first expanded to f32, 32 by 32 outputs, and then meets all rows. Products of quantised values
 // and their sums stay below 2^24, so f32 arithmetic on them is exact and equals the integer dot product of the AVX-512
@@ -9,8 +10,8 @@
 
 #include "linear_kernels.h"
 
-#if defined(__FMA__)
-#include <immintrin.h>
+#if defined(__AVX2__)
+#include "linear_avx2.h"
 #endif
 
 #ifndef TENURE_KERNELS
@@ -21,7 +22,7 @@ namespace tenure::TENURE_KERNELS {
 namespace {
 
 // Rows at a time so that their sums stay in the 16 registers: 3 rows of 4 vectors, or 1 of 8.
-#if defined(__AVX__)
+#if defined(__AVX2__)
 constexpr int kLanes = 8, kMostRows = 3;
 #else
 constexpr int kLanes = 4, kMostRows = 1;
@@ -44,7 +45,7 @@ inline V load(const void* at) {
 inline Floats as_floats(Words bits) { return (Floats)bits; }
 
 inline Floats multiply_add(Floats a, Floats b, Floats c) {
-#if defined(__FMA__)
+#if defined(__AVX2__)  // compiled with FMA too
     return Floats(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
 #else
     return a * b + c;
@@ -173,7 +174,7 @@ void finish(const Block& b, int row, int panel, const float* sums) {
 }
 
 // Rows are taken in chunks so that a group is expanded once for many of them while their sums stay in the L1 cache.
-void multiply(const Block& b) {
+void multiply_expanded(const Block& b) {
     constexpr int kChunk = 48;
     Group group;
     alignas(64) float sums[kChunk][kPanel];
@@ -194,6 +195,15 @@ void multiply(const Block& b) {
             for (int r = 0; r < rows; ++r) finish(b, row0 + r, panel, sums[r]);
         }
     }
+}
+
+void multiply(const Block& b) {
+#if defined(__AVX2__)
+    const auto finish_row = [&](int row, int panel, const float* sums) { finish(b, row, panel, sums); };
+    if (b.w->format == Format::int8) return multiply_grouped<Format::int8>(b, finish_row);
+    if (b.w->format == Format::int4) return multiply_grouped<Format::int4>(b, finish_row);
+#endif
+    multiply_expanded(b);
 }
 
 uint16_t to_bf16(float value) {
