@@ -1,0 +1,155 @@
+"""Small models and ragged steps for the tests of attention and of the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tenure import _native
+from tenure.device import reference
+
+ISAS = _native.isas()
+CODECS = {"bf16": 0, "f32": 1}
+BLOCK = 32
+NAN_BYTE = 0xFF  # as f32 or as bf16, bytes of all ones are NaN
+
+
+def blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK)
+
+
+@dataclass
+class Sequence_:
+    """A sequence in an arena: `table` holds the byte offsets of its blocks, `done` its tokens already computed."""
+
+    table: NDArray[np.int64]
+    done: int = 0
+
+
+class Slots:
+    """Hands out the blocks of an arena full of NaN, in a shuffled order."""
+
+    def __init__(self, block_bytes: int, blocks: int, seed: int = 0) -> None:
+        self.arena = np.full(block_bytes * blocks, NAN_BYTE, np.uint8)
+        self.block_bytes = block_bytes
+        self._free = list(np.random.default_rng(seed).permutation(blocks))
+
+    def take(self, tokens: int) -> Sequence_:
+        ids = [self._free.pop() for _ in range(blocks_for(tokens))]
+        return Sequence_(np.array(ids, np.int64) * self.block_bytes)
+
+
+def starts(counts: Sequence[int]) -> NDArray[np.int32]:
+    return np.cumsum([0, *counts]).astype(np.int32)
+
+
+@dataclass
+class Tiny:
+    """A decoder of random weights and its oracle."""
+
+    native: _native.Decoder
+    oracle: reference.Decoder
+    codec: str
+    vocab: int
+
+    def slots(self, blocks: int = 64, seed: int = 0) -> Slots:
+        return Slots(self.native.block_bytes, blocks, seed)
+
+    def step(
+        self, slots: Slots, work: Sequence[tuple[Sequence_, Sequence[int]]], last_only: bool = False
+    ) -> list[NDArray[np.float32]]:
+        """Compute the next tokens of each sequence in one step; logits [rows, vocab] of each (or of the last row)."""
+        counts = [len(tokens) for _, tokens in work]
+        first = np.array([s.done for s, _ in work], np.int32)
+        tables = [s.table for s, _ in work]
+        ends = starts(counts)
+        rows = (ends[1:] - 1 if last_only else np.arange(ends[-1])).astype(np.int32)
+        logits = np.full((len(rows), self.vocab), np.nan, np.float32)
+        table = np.concatenate(tables)
+        codecs = np.full(len(table), CODECS[self.codec], np.uint8)
+        tokens = np.concatenate([np.asarray(t, np.int32) for _, t in work])
+        self.native.step(
+            slots.arena, tokens, ends, first, starts([len(t) for t in tables]), table, codecs, rows, logits
+        )
+        for (sequence, _), count in zip(work, counts, strict=True):
+            sequence.done += count
+        return np.split(logits, np.arange(1, len(work)) if last_only else ends[1:-1])
+
+
+def make_decoder(
+    *,
+    weights: str = "bf16",
+    codec: str = "bf16",
+    isa: str = "",
+    threads: int = 1,
+    tied: bool = True,
+    bias: bool = False,
+    heads: int = 6,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    hidden: int = 96,
+    ffn: int = 160,
+    vocab: int = 131,
+    layers: int = 2,
+    seed: int = 0,
+) -> Tiny:
+    """A Llama of random weights in the given format, the same for every ISA and number of threads."""
+    rng = np.random.default_rng(seed)
+    inv_freq = (10000.0 ** (-np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
+    native = _native.Decoder(
+        layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, vocab=vocab,
+        rms_eps=1e-5, inv_freq=inv_freq, kv_codec=codec, threads=threads, isa=isa,
+    )  # fmt: skip
+
+    def packed(n: int, k: int, gain: float = 1.0) -> tuple[tuple[NDArray[np.generic], ...], NDArray[np.float64]]:
+        w = (rng.standard_normal((n, k)) * gain / np.sqrt(k)).astype(np.float32)
+        if weights == "f32":
+            return (w,), w.astype(np.float64)
+        if weights == "bf16":
+            bits = reference.to_bf16(w)
+            return (bits,), reference.dequantise("bf16", bits)
+        groups = w.reshape(n, k // 32, 32)
+        low, high = groups.min(-1), groups.max(-1)
+        scale, floor = ((high - low) / 15).astype(np.float16), low.astype(np.float16)
+        q = np.clip(np.rint((groups - floor[..., None]) / scale[..., None]), 0, 15).astype(np.uint8).reshape(n, k)
+        parts = (q, scale.view(np.uint16), floor.view(np.uint16))
+        return parts, reference.dequantise("int4", *parts)
+
+    def linear(name: str, n: int, k: int, offset: NDArray[np.float32] | None = None) -> NDArray[np.float64]:
+        parts, values = packed(n, k)
+        native.set_linear(name, weights, *parts, bias=offset)
+        return values
+
+    def norm(name: str) -> NDArray[np.float32]:
+        weight = (1 + 0.2 * rng.standard_normal(hidden)).astype(np.float32)
+        native.set_norm(name, weight)
+        return weight
+
+    parts, embedding = packed(vocab, hidden, 8.0)
+    native.set_embedding(weights, *parts)
+    stack = []
+    for i in range(layers):
+        at = f"layers.{i}."
+        width = (heads + 2 * kv_heads) * head_dim
+        biases = {}
+        if bias:
+            sizes = {"qkv": width, "o": hidden, "gate_up": 2 * ffn, "down": hidden}
+            biases = {name: rng.standard_normal(n).astype(np.float32) for name, n in sizes.items()}
+        stack.append(
+            reference.Layer(
+                norm(at + "attn_norm"),
+                linear(at + "qkv", width, hidden, biases.get("qkv")),
+                linear(at + "o", hidden, heads * head_dim, biases.get("o")),
+                norm(at + "ffn_norm"),
+                linear(at + "gate_up", 2 * ffn, hidden, biases.get("gate_up")),
+                linear(at + "down", hidden, ffn, biases.get("down")),
+                dict(biases),
+            )
+        )
+    final = norm("norm")
+    head = None if tied else linear("lm_head", vocab, hidden)
+    oracle = reference.Decoder(heads, kv_heads, head_dim, 1e-5, inv_freq, embedding, stack, final, head, kv_codec=codec)
+    return Tiny(native, oracle, codec, vocab)
