@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.native.support import ISAS, NAN_BYTE, blocks_for, starts
 
 from tenure import _native, spec
 from tenure.device import reference
-from tests.native.support import ISAS, NAN_BYTE, blocks_for, starts
 
 TOLERANCE = {"avx512": 6e-3}  # queries and probabilities are bf16 there; f32 elsewhere
 Floats = NDArray[np.float32]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.native.support import ISAS, Tiny, make_decoder
 
 from tenure import _native
 from tenure.device import reference
-from tests.native.support import ISAS, Tiny, make_decoder
 
 Floats = NDArray[np.float32]
 TOKENS = np.random.default_rng(5).integers(0, 131, 600)
