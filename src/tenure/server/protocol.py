@@ -36,11 +36,12 @@ def guarded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            if self._in_headers:
-                self._header_bytes += len(data)
+            was_in_headers = self._in_headers
             super().data_received(data)
-            # A long body arrives with the end of its headers, so what counts is whether they have ended by now.
-            if self._in_headers and self._header_bytes > settings.max_header_bytes and not self.transport.is_closing():
+            # Bytes that began with the tail of a body are let pass: at most one read of them.
+            if was_in_headers and self._in_headers:
+                self._header_bytes += len(data)
+            if self._header_bytes > settings.max_header_bytes and not self.transport.is_closing():
                 self._refuse(b"431 Request Header Fields Too Large", "the headers are too large", "headers_too_large")
 
         def on_message_begin(self) -> None:
@@ -52,6 +53,7 @@ def guarded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._in_headers = False
+            self._header_bytes = 0
             self._stop_timer()
             self.scope["tenure.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
