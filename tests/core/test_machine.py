@@ -113,14 +113,26 @@ class CacheMachine(RuleBasedStateMachine):
         self.live.remove(seq)
         self.past.append(tuple(seq.tokens))
         self.mirror_commit(seq, tail=True)
-        del self.naive.private[seq.lease.id]
-        for entry in self.naive.held.values():
-            if seq.lease.id in entry.holders:
-                entry.holders.discard(seq.lease.id)
-                entry.used = self.now if not entry.holders else entry.used
+        self.leave(seq.lease.id)
         self.naive.tidy()
         with pytest.raises(ValueError, match="was released"):
             self.cache.commit(seq.lease, seq.tokens, seq.computed, self.now)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), valid=st.integers(0, 2 * B))
+    def fail(self, data: st.DataObject, valid: int) -> None:
+        """A sequence proves bad from token `valid` on."""
+        seq = data.draw(st.sampled_from(self.live))
+        if valid >= seq.lease.committed_tokens:
+            return
+        me, held = seq.lease.id, self.naive.held
+        self.cache.release(seq.lease, seq.tokens, valid, self.tick(), "non-finite")
+        self.live.remove(seq)
+        mine = sorted((n for n, e in held.items() if me in e.holders), key=lambda name: len(name[1]))
+        self.leave(me)
+        first = next((name[1] for name in mine[valid // B :] if not held[name].holders), None)
+        for name in [n for n in held if first and n[0] == seq.scope and n[1][: len(first)] == first]:
+            del held[name]
 
     @rule()
     def drop(self) -> None:
@@ -205,6 +217,13 @@ class CacheMachine(RuleBasedStateMachine):
             held[name] = Entry(self.now, {me})
             self.naive.private[me] -= 1
             self.naive.tidy()
+
+    def leave(self, me: int) -> None:
+        del self.naive.private[me]
+        for entry in self.naive.held.values():
+            if me in entry.holders:
+                entry.holders.discard(me)
+                entry.used = self.now if not entry.holders else entry.used
 
     def holders(self, seq: Sequence, end: int) -> set[int]:
         entry = self.naive.held.get((seq.scope, tuple(seq.tokens[:end])))

@@ -93,7 +93,9 @@ class KvCache:
 
     def leaked(self) -> int:
         """Blocks that are neither free, cached nor of any lease; 0 unless there is a bug."""
-        private = sum(len(held.lease.blocks) - len(held.shared()) for held in self._leases.values())
+        private = sum(
+            len(held.lease.blocks) - len(held.nodes) - (held.tail is not None) for held in self._leases.values()
+        )
         return self._pool.total - self._pool.free - len(self._index.nodes) - private
 
     def freed_by(self, lease: Lease) -> int:
@@ -171,12 +173,17 @@ class KvCache:
     def release(self, lease: Lease, tokens: Sequence[Token], computed: int, now: float, why: str) -> None:
         """Commit (tail included), then give the lease back; what is shareable stays cached, evictable.
 
-        `why` is counted in `ended`.
+        `computed` below `lease.committed_tokens` takes back: the KV from there on has proved bad (non-finite), so
+        those blocks, and all that stands on them, go as CORRUPT, except while others lease them. `why` is counted in
+        `ended`.
         """
-        lease = self.commit(lease, tokens, computed, now, tail=True)
+        bad = computed < lease.committed_tokens
+        if not bad:
+            lease = self.commit(lease, tokens, computed, now, tail=True)
+        held = self._held(lease)
         self._epoch += 1
         self.ended[why] += 1
-        held = self._leases.pop(lease.id)
+        del self._leases[lease.id]
         for key in held.promised:
             del self._promises[key]
         shared = held.shared()
@@ -189,7 +196,9 @@ class KvCache:
                 node.last_used = now
                 if not node.kids:
                     self._leaves.add(node)
-        if held.tail and self._index.is_head(self._parent(held), held.tail.tokens):
+        if bad:
+            self._revoke(shared[computed // self._size :], why, now)
+        elif held.tail and self._index.is_head(self._parent(held), held.tail.tokens):
             self._evict(held.tail, Fate.DUPLICATE, "cache", "a longer block holds it", now)
 
     def drop_unleased(self, now: float) -> int:
@@ -365,6 +374,14 @@ class KvCache:
         parent = leaf.parent
         if parent and parent.parent and not parent.kids and self._idle(parent):
             self._leaves.add(parent)
+
+    def _revoke(self, nodes: list[Node], why: str, now: float) -> None:
+        """Let go of what is bad, from the first of `nodes` that nobody leases: all behind an idle block is idle."""
+        bad = [node for node in nodes if self._idle(node)][:1]
+        for node in bad:
+            bad.extend(node.kids)  # grows while it is read: the whole subtree, parents first
+        for node in reversed(bad):
+            self._evict(node, Fate.CORRUPT, "cache", why, now)
 
     def _forget(self, leaf: Node, fate: Fate, by: str, reason: str, now: float) -> None:
         """Drop a leaf from the index; the one way a key leaves the device."""
