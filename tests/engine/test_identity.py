@@ -10,9 +10,9 @@ import functools
 from dataclasses import dataclass
 
 import pytest
+from tests.engine.harness import Trace, Watched, Weights, english, model, watched
 
 from tenure.types import Request, Token
-from tests.engine.harness import Trace, Watched, Weights, english, model, watched
 
 WEIGHTS: list[Weights] = ["auto", "bf16"]
 

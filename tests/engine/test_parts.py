@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from tests.engine.harness import MIB, model
 
 from tenure.engine.batch import Batcher
 from tenure.engine.handle import Handle, Outbox
@@ -14,7 +15,6 @@ from tenure.engine.settings import EngineSettings, context_limit, plan_memory
 from tenure.errors import BudgetError, ConfigError
 from tenure.spec import ModelShape
 from tenure.types import BlockId, Done, Piece, Request, Rows, Sampling, Scope, SeqId, StepPlan
-from tests.engine.harness import MIB, model
 
 SCOPE = Scope("f")
 SHAPE = ModelShape(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=100, context_length=512)
@@ -93,23 +93,25 @@ def test_news_reach_their_loop_once_a_step() -> None:
         loop = asyncio.get_running_loop()
         cancelled: list[str] = []
         handles = [Handle(Request(name, (1,), SCOPE), 0.0, cancelled.append, loop) for name in "ab"]
-        outbox = Outbox()
+        outbox = Outbox(lambda handle: None)
+        outbox.start()
         for handle in handles:
             outbox.add(handle, Piece(0, handle.request.id, ()))
         wakeups: list[object] = []
         outbox.add(handles[0], done("a"))
         original = loop.call_soon_threadsafe
         loop.call_soon_threadsafe = lambda *args: wakeups.append(args) or original(*args)  # type: ignore
-        await asyncio.to_thread(outbox.flush)
-        assert sum(args[0].__name__ == "_deliver" for args in wakeups) == 1  # type: ignore
+        outbox.flush()
         items = [item async for item in handles[0]]
         assert [type(item) for item in items] == [Piece, Done]
+        assert len(wakeups) == 1
         reader = aiter(handles[1])
         assert (await anext(reader)) == Piece(0, "b", ())
         await reader.aclose()  # type: ignore[attr-defined]
         assert cancelled == ["b"]
         with pytest.raises(RuntimeError, match="async for"):
             next(iter(handles[1]))
+        outbox.stop()
 
     asyncio.run(main())
 
@@ -117,11 +119,14 @@ def test_news_reach_their_loop_once_a_step() -> None:
 def test_a_closed_loop_is_told() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    outbox = Outbox()
+    lost: list[Handle] = []
+    outbox = Outbox(lost.append)
+    outbox.start()
     handle = Handle(Request("a", (1,), SCOPE), 0.0, lambda name: None, loop)
     outbox.add(handle, Piece(0, "x", ()))
-    assert outbox.flush() == [handle]
-    assert outbox.flush() == []
+    outbox.add(handle, Piece(0, "y", ()))
+    outbox.stop()
+    assert lost == [handle]
 
 
 def done(name: str) -> Done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -93,28 +94,53 @@ class Handle:
             self._waiter.set_result(None)
 
 
-class Outbox:
-    """Collects the news of a step and hands them over, one call per event loop."""
+_ByLoop = dict[asyncio.AbstractEventLoop | None, list[tuple[Handle, News]]]
 
-    def __init__(self) -> None:
-        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Handle, News]]] = {}
+
+class Outbox:
+    """Collects the news of a step and hands them over, one call per event loop, from a thread of its own.
+
+    Waking an event loop lets go of the interpreter's lock, and its thread, with many streams to write, may keep it for
+    milliseconds. `flush` only passes the news on and never lets go: the engine is inside its native call, which needs
+    no lock, by the time anyone else wakes up.
+    """
+
+    def __init__(self, lost: Callable[[Handle], None]) -> None:
+        """`lost` is told, on the outbox's thread, of handles whose event loop is closed: nobody will read them."""
+        self._lost = lost
+        self._by_loop: _ByLoop = {}
+        self._mail: queue.SimpleQueue[_ByLoop | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._carry, name="tenure-outbox", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
 
     def add(self, handle: Handle, item: News) -> None:
-        if handle.loop is None:
-            handle.put(item)
-        else:
-            self._by_loop.setdefault(handle.loop, []).append((handle, item))
+        self._by_loop.setdefault(handle.loop, []).append((handle, item))
 
-    def flush(self) -> list[Handle]:
-        """Hand over what was added; the handles whose event loop is closed, so that nobody will ever read them."""
-        lost: list[Handle] = []
-        for loop, news in self._by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, news)
-            except RuntimeError:  # the loop is closed: its requests have no reader any more
-                lost.extend({handle.request.id: handle for handle, _ in news}.values())
-        self._by_loop.clear()
-        return lost
+    def flush(self) -> None:
+        """Send off what was added. Nothing to send costs nothing."""
+        if self._by_loop:
+            self._mail.put(self._by_loop)
+            self._by_loop = {}
+
+    def stop(self) -> None:
+        """Deliver what was added, then end the thread."""
+        self.flush()
+        self._mail.put(None)
+        self._thread.join()
+
+    def _carry(self) -> None:
+        while (by_loop := self._mail.get()) is not None:
+            for loop, news in by_loop.items():
+                if loop is None:
+                    _deliver(news)
+                    continue
+                try:
+                    loop.call_soon_threadsafe(_deliver, news)
+                except RuntimeError:  # the loop is closed
+                    for handle in {id(handle): handle for handle, _ in news}.values():
+                        self._lost(handle)
 
 
 def _deliver(news: list[tuple[Handle, News]]) -> None:

@@ -2,8 +2,8 @@
 
 Work comes in through the inbox, news goes out once a step:
 
-    submit ─▶ arrivals ─┐                       ┌─ call_soon_threadsafe, once per event loop ─▶ Handle
-    call   ─▶ commands ─┴▶ next_step ▶ run ▶ text ▶ absorb ┘                             (or a queue, without a loop)
+    submit ─▶ arrivals ─┐                                        ┌▶ Outbox ─ once per event loop ─▶ Handle
+    call   ─▶ commands ─┴▶ next_step ▶ compute ▶ text ▶ absorb ──┘
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Loop:
         self._work = threading.Condition()
         self._stopping = False
         self._live: dict[str, _Live] = {}
-        self._outbox = Outbox()
+        self._outbox = Outbox(lambda handle: self.cancel(handle.request.id))
         self._checked = False
         self.death: str | None = None
         """What ended the thread, when it was not `stop`."""
@@ -97,6 +97,7 @@ class Loop:
     # --- any thread --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self._outbox.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -155,34 +156,31 @@ class Loop:
             self._publish(0)
         except BaseException as error:  # noqa: BLE001 (whatever it is, nobody may be left waiting: logged and told)
             self._die(error)
-        self._outbox.flush()
+        self._outbox.stop()
 
     def _turn(self) -> None:
-        """Take in what came, run one step, tell its news; or wait for work."""
+        """Take in what came, choose a step, send off the news of the one before, compute; or wait for work."""
         now = self._clock.now()
-        arrivals, commands = self._take_in(now)
+        arrivals = self._take_in(now)
         plan = self._scheduler.next_step(now)
-        if plan is None or commands:
-            self._publish(arrivals)
-            arrivals = 0
-            self._flush()
-        if plan is None:
+        step = None if plan is None else self._runner.prepare(plan)
+        self._publish(arrivals)
+        self._outbox.flush()
+        if plan is None or step is None:
             if not self._scheduler.idle:
                 raise Corrupt("requests are alive, but the scheduler finds nothing to run")
             self._rest()
             return
         self._checked = False
         self.busy_since = now
-        result = self._read(plan, self._runner.run(plan))
+        result = self._read(plan, self._runner.compute(step))
         self._tell(self._scheduler.absorb(result, self._clock.now()))
         self.busy_since = None
-        self._publish(arrivals)
-        self._flush()
 
-    def _take_in(self, now: float) -> tuple[int, int]:
-        """Arrivals into the scheduler, commands carried out; how many of each."""
+    def _take_in(self, now: float) -> int:
+        """Arrivals into the scheduler, then commands carried out; the number of arrivals."""
         if not self._arrivals and not self._commands:
-            return 0, 0
+            return 0
         with self._work:
             arrivals, commands = list(self._arrivals), list(self._commands)
             self._live.update({handle.request.id: self._new_live(handle) for handle in arrivals})
@@ -192,7 +190,7 @@ class Loop:
             self._scheduler.add(handle.request, handle.arrived)
         for command in commands:
             command.run(now)
-        return len(arrivals), len(commands)
+        return len(arrivals)
 
     def _new_live(self, handle: Handle) -> _Live:
         request = handle.request
@@ -243,10 +241,6 @@ class Loop:
             return
         for said, ids in zip(live.said, live.ids, strict=True):
             self._sessions.remember(request.session_id, request.scope, "".join(said), ids)
-
-    def _flush(self) -> None:
-        for handle in self._outbox.flush():
-            self._tell(self._scheduler.cancel(handle.request.id, self._clock.now()))
 
     def _rest(self) -> None:
         """Sleep until there is work; after a while of silence see once that every invariant holds."""

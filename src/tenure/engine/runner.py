@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tenure.device.arena import Arena
 from tenure.device.ops import DeviceStore
-from tenure.engine.batch import Batcher
+from tenure.engine.batch import Batch, Batcher
 from tenure.engine.sampler import Sampler
 from tenure.types import SeqId, StepPlan, Token
 
@@ -51,7 +51,7 @@ class Computed:
 
 
 class Runner:
-    """Runs step plans. `last_native_ms` of them were spent in the native call."""
+    """Runs step plans: `prepare`, then `compute`. `last_native_ms` were spent in the native call of the last one."""
 
     def __init__(
         self, decoder: Decoder, arena: Arena, store: DeviceStore, *, codec: str, vocab: int, threads: int
@@ -62,13 +62,18 @@ class Runner:
         self._batcher = Batcher(decoder.block_bytes, CODEC_NUMBERS[codec])
         self._sampler = Sampler(threads)
         self._logits = np.empty((16, vocab), np.float32)
+        self._started = 0.0
         self.last_native_ms = 0.0
 
-    def run(self, plan: StepPlan) -> Computed:
-        started = time.perf_counter()
+    def prepare(self, plan: StepPlan) -> Batch:
+        """Execute the plan's copies and lay out its rows."""
+        self._started = time.perf_counter()
         if plan.copies:
             self._store.execute(plan.copies)
-        batch = self._batcher.build(plan)
+        return self._batcher.build(plan)
+
+    def compute(self, batch: Batch) -> Computed:
+        """All layers over all rows, then a token for each row that asks."""
         count = len(batch.sampled)
         if count > len(self._logits):
             self._logits = np.empty((2 * count, self._logits.shape[1]), np.float32)
@@ -94,4 +99,4 @@ class Runner:
                     tokens[rows.seq] = token
                 else:
                     failed[rows.seq] = NOT_FINITE
-        return Computed(tokens, failed, 1e3 * (time.perf_counter() - started))
+        return Computed(tokens, failed, 1e3 * (time.perf_counter() - self._started))
