@@ -55,6 +55,7 @@ def refusal(reply: Any, status: int = 400) -> dict[str, Any]:
         b'{"messages": [{"role": "user", "content": "Hi"}], "seed": ' + b"9" * 5000 + b"}",
         b'{"messages": [{"role": "user", "content": "Hi"}], "n": 1, "n": 2}',
         b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"tokens": [' + b"[]," * 600_000 + b"0]}",
         b'{"x": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
     ],
 )
@@ -263,3 +264,18 @@ def test_a_bug_leaks_nothing(server: Running) -> None:
     assert error["code"] == "internal_error"
     assert "secret" not in error["message"]
     assert "r-1" in error["message"]
+
+
+def test_a_million_mistakes_cost_one_message(server: Running) -> None:
+    wrong = ["ab"] * 400_000
+    for path, field in ((TEXT, "stop_token_ids"), (TEXT, "prompt"), (TEXT, "stop"), ("/detokenize", "tokens")):
+        error = refusal(server.http.post(path, json={"prompt": "x", field: wrong}))
+        assert error["param"] == field
+    many = [{"role": "user", "content": ""}] * 10_001
+    assert refusal(server.chat(messages=many))["param"] == "messages"
+
+
+def test_odd_hosts_and_paths(server: Running) -> None:
+    for host in ("[::1", "a b", "x" * 300, "é".encode()):
+        reply = server.http.get("/nothing", headers={"host": host})
+        assert refusal(reply, 404)["code"] == "not_found"

@@ -108,18 +108,18 @@ async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
     """Starlette's own refusals (no such route, wrong method) in our shape."""
     if not isinstance(error, HTTPException):
         raise error
-    path, refusal = request.url.path, _translated(error, request)
-    reply = error_reply(refusal, path)
+    path: str = request.scope["path"]
+    reply = error_reply(_translated(error, request.method, path), path)
     for name, value in (error.headers or {}).items():
         reply.headers[name] = value
     return reply
 
 
-def _translated(error: HTTPException, request: HttpRequest) -> RequestError:
+def _translated(error: HTTPException, method: str, path: str) -> RequestError:
     if error.status_code == 404:
-        return NotFound(f"there is no {request.url.path!r:.200} here")
+        return NotFound(f"there is no {path!r:.200} here")
     if error.status_code == 405:
-        return MethodNotAllowed(f"{request.method} is not allowed on {request.url.path!r:.200}")
+        return MethodNotAllowed(f"{method} is not allowed on {path!r:.200}")
     if error.status_code < 500:
         return InvalidRequest(error.detail)
     return Internal(error.detail)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from tenure.errors import InvalidRequest, UnknownModel
 from tenure.server.body import Strict, validate
@@ -26,6 +26,17 @@ MAX_STOP_IDS = 256
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Int32 = Annotated[int, Field(ge=-INT32, lt=INT32)]
+MAX_MESSAGES = 10_000
+
+
+def _ids(value: Any) -> list[int]:
+    # Not left to pydantic, which would write an error for each of a million wrong items.
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise ValueError("must be a list of token ids")
+    return value
+
+
+Ids = Annotated[Any, AfterValidator(_ids)]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 
 
@@ -54,7 +65,7 @@ class Message(Strict):
     @classmethod
     def _known(cls, value: str) -> str:
         if value in ("tool", "function"):
-            raise ValueError("of tools is not built yet")
+            raise ValueError(f"{value!r} is not built yet")
         if value not in ROLES:
             raise ValueError(f"must be one of {', '.join(ROLES)}")
         return ROLES[value]
@@ -96,7 +107,7 @@ class CommonBody(Strict):
     max_tokens: Count | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     stop: Any = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] | None = None
+    stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -111,17 +122,24 @@ class CommonBody(Strict):
     @classmethod
     def _stops(cls, value: Any) -> tuple[str, ...]:
         stops = [] if value is None else [value] if isinstance(value, str) else value
+        if isinstance(stops, list) and len(stops) > MAX_STOPS:
+            raise ValueError(f"may hold at most {MAX_STOPS} strings")
         if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
             raise ValueError("must be a string or a list of strings")
-        if len(stops) > MAX_STOPS:
-            raise ValueError(f"may hold at most {MAX_STOPS} strings")
         if not all(1 <= len(s) <= MAX_STOP_CHARS for s in stops):
             raise ValueError(f"strings must have 1 to {MAX_STOP_CHARS} characters")
         return tuple(stops)
 
+    @field_validator("stop_token_ids")
+    @classmethod
+    def _few(cls, value: list[int] | None) -> list[int] | None:
+        if value is not None and len(value) > MAX_STOP_IDS:
+            raise ValueError(f"may hold at most {MAX_STOP_IDS} ids")
+        return value
+
 
 class ChatBody(CommonBody):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
 
 

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tenure.errors import InvalidRequest
 
 M = TypeVar("M", bound=BaseModel)
+MAX_VALUES = 1_000_000
+"""Brackets and commas of a body, those in its strings included: each may become an object 20 times its size, and the
+parser lets no other thread run meanwhile."""
 
 
 class Strict(BaseModel):
@@ -20,6 +23,8 @@ class Strict(BaseModel):
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object, or InvalidRequest: not UTF-8, duplicate keys, NaN, lone surrogates, too deep, not an object."""
+    if sum(body.count(mark) for mark in (b"{", b"[", b",")) > MAX_VALUES:
+        raise InvalidRequest(f"the body has more than {MAX_VALUES} brackets and commas", limit=MAX_VALUES)
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
         if b"\\u" in body:
@@ -44,12 +49,24 @@ def validate(kind: type[M], value: dict[str, Any]) -> M:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        param, message = _first(error)
+    # Raised outside, so that the refusal does not keep the whole body alive through pydantic's error.
+    raise InvalidRequest(message, param=param)
+
+
+def _first(error: ValidationError) -> tuple[str, str]:
+    """The field and the message of the first mistake."""
+    first = error.errors(include_url=False)[0]
     param = _path(first["loc"])
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     given = first["input"]
-    shown = f", not {given!r:.64}" if first["type"] != "missing" and isinstance(given, int | float | str) else ""
-    raise InvalidRequest(f"{param}: {message[:1].lower()}{message[1:]}{shown}", param=param)
+    tell = isinstance(given, int | float | str) and first["type"] != "missing" and "not built" not in message
+    shown = f", not {_short(given)}" if tell else ""
+    return param, f"{param}: {message[:1].lower()}{message[1:]}{shown}"
+
+
+def _short(value: Any) -> str:
+    return repr(value[:64]) if isinstance(value, str) else f"{value!r:.64}"
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

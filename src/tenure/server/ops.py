@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 import tenure
 from tenure.errors import NotBuilt
-from tenure.server.asks import ChatBody, check_ids, check_model, render
+from tenure.server.asks import ChatBody, Ids, check_ids, check_model, render
 from tenure.server.body import Strict, parse_object, validate
 from tenure.server.guards import require_json
 from tenure.server.metrics import CONTENT_TYPE, Metrics
@@ -32,7 +32,7 @@ class TokenizeChatBody(ChatBody):
 
 class DetokenizeBody(Strict):
     model: str | None = None
-    tokens: list[int]
+    tokens: Ids
 
 
 class Ops:
@@ -163,4 +163,4 @@ class Load:
 
 async def not_built(request: HttpRequest) -> Response:
     """Routes that other servers have and this one does not have yet."""
-    raise NotBuilt(f"{request.method} {request.url.path} is not built yet in Tenure {tenure.__version__}")
+    raise NotBuilt(f"{request.method} {request.scope['path']} is not built yet in Tenure {tenure.__version__}")

@@ -18,68 +18,74 @@ from tenure.server.replies import dump
 from tenure.server.settings import ServerSettings
 
 
-def guarded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
-    """The protocol class for `uvicorn.Config(http=…)`."""
+class Guarded(HttpToolsProtocol):
+    """One connection. `limits` is set by `guarded_protocol`."""
 
-    class Guarded(HttpToolsProtocol):
-        _header_timer: asyncio.TimerHandle | None = None
-        _header_bytes = 0
-        _in_headers = True
+    limits = ServerSettings()
+    _header_timer: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+    _in_headers = True
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            _tune(transport, settings.stall_timeout_s)
-            self._header_timer = self.loop.call_later(settings.header_timeout_s, self._headers_late)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _tune(transport, self.limits.stall_timeout_s)
+        self._start_timer()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
 
-        def data_received(self, data: bytes) -> None:
-            was_in_headers = self._in_headers
-            super().data_received(data)
-            # Bytes that began with the tail of a body are let pass: at most one read of them.
-            if was_in_headers and self._in_headers:
-                self._header_bytes += len(data)
-            if self._header_bytes > settings.max_header_bytes and not self.transport.is_closing():
-                self._refuse(b"431 Request Header Fields Too Large", "the headers are too large", "headers_too_large")
+    def data_received(self, data: bytes) -> None:
+        was_in_headers = self._in_headers
+        super().data_received(data)
+        # Bytes that began with the tail of a body are let pass: at most one read of them.
+        if was_in_headers and self._in_headers:
+            self._header_bytes += len(data)
+        if self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+            self._refuse(b"431 Request Header Fields Too Large", "the headers are too large", "headers_too_large")
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._in_headers = True
-            self._header_bytes = 0
-            if self._header_timer is None:
-                self._header_timer = self.loop.call_later(settings.header_timeout_s, self._headers_late)
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+        self._header_bytes = 0
+        if self._header_timer is None:
+            self._start_timer()
 
-        def on_headers_complete(self) -> None:
-            self._in_headers = False
-            self._header_bytes = 0
-            self._stop_timer()
-            self.scope["tenure.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
-            super().on_headers_complete()
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._header_bytes = 0
+        self._stop_timer()
+        self.scope["tenure.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
 
-        def send_400_response(self, msg: str) -> None:
-            self._refuse(b"400 Bad Request", "this is not HTTP/1.1", "invalid_request")
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(b"400 Bad Request", "this is not HTTP/1.1", "invalid_request")
 
-        def _headers_late(self) -> None:
+    def _headers_late(self) -> None:
+        self._header_timer = None
+        if not self.transport.is_closing():
+            message = f"the headers did not arrive within {self.limits.header_timeout_s:g} s"
+            self._refuse(b"408 Request Timeout", message, "client_too_slow")
+
+    def _start_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._headers_late)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
             self._header_timer = None
-            if not self.transport.is_closing():
-                message = f"the headers did not arrive within {settings.header_timeout_s:g} s"
-                self._refuse(b"408 Request Timeout", message, "client_too_slow")
 
-        def _stop_timer(self) -> None:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
+    def _refuse(self, status: bytes, message: str, code: str) -> None:
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        body = dump({"error": error})
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()
 
-        def _refuse(self, status: bytes, message: str, code: str) -> None:
-            error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-            body = dump({"error": error})
-            head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            self.transport.write(head % (status, len(body)) + body)
-            self.transport.close()
 
-    return Guarded
+def guarded_protocol(settings: ServerSettings) -> type[Guarded]:
+    """The protocol class for `uvicorn.Config(http=…)`."""
+    return type("Guarded", (Guarded,), {"limits": settings})
 
 
 def _tune(transport: asyncio.Transport, stall_s: float) -> None:

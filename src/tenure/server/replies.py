@@ -84,4 +84,4 @@ async def on_request_error(request: HttpRequest, error: Exception) -> Response:
     """Starlette's handler for the refusals that routes raise."""
     if not isinstance(error, RequestError):
         raise error
-    return error_reply(error, request.url.path)
+    return error_reply(error, request.scope["path"])
