@@ -65,14 +65,11 @@ def check_pool(pool: BlockPool, index: RadixIndex, leases: Iterable[Held]) -> No
     require(
         all(pool.refs[block] == refs[block] for block in (*resident, *private)), "references are not the sum of leases"
     )
-    counts = pool.counts()
-    require(counts.leased == len(refs), "the count of leased blocks is not that of the blocks leased")
-    require(counts.leased + counts.cached + counts.free == counts.total, "the pool's counts do not add up")
+    require(pool.counts().leased == len(refs), "the count of leased blocks is not that of the blocks leased")
 
 
 def check_leaves(leaves: Leaves, pool: BlockPool, index: RadixIndex) -> None:
-    """Evictable are exactly the idle blocks without kids; what is behind an idle block is idle; nothing idle is held
-    twice."""
+    """Evictable are exactly the idle blocks without kids; behind idle ones all are idle; no idle tail is held twice."""
     for node in index.nodes.values():
         idle = pool.refs[node.block] == 0
         require((node in leaves) == (idle and not node.kids), "evictable leaves are not the idle blocks without kids")

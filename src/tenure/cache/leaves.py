@@ -98,25 +98,30 @@ class Leaves:
         chosen: list[Node] = []
         gone: dict[Node, int] = {}
         fronts = {name: _Front(bucket.entries, spared) for name, bucket in self._buckets.items()}
-        ranks = {name: self._policy.rank(name, now - f.idle_since) for name, f in fronts.items() if f.frontier}
+        ranks: dict[Hashable, tuple[float, float]] = {}
+
+        def rank(name: Hashable) -> None:
+            front = fronts[name]
+            if front.frontier:
+                ranks[name] = self._policy.rank(name, now - front.idle_since), front.idle_since
+            else:
+                ranks.pop(name, None)
+
+        for name in fronts:
+            rank(name)
         while len(chosen) < n and ranks:
             name = min(ranks, key=ranks.__getitem__)
             node = fronts[name].pop()
+            rank(name)
             chosen.append(node)
-            touched = {name}
             parent = node.parent
-            if parent is not None and parent.parent is not None:
-                gone[parent] = gone.get(parent, 0) + 1
-                alone = gone[parent] == len(parent.kids) and not self._pool.refs[parent.block]
-                if alone and parent not in spared:
-                    name = self._policy.bucket(self.view(parent))
-                    fronts.setdefault(name, _Front([], spared)).push((parent.last_used, -len(chosen), parent))
-                    touched.add(name)
-            for name in touched:
-                if fronts[name].frontier:
-                    ranks[name] = self._policy.rank(name, now - fronts[name].idle_since)
-                else:
-                    del ranks[name]
+            if parent is None or parent.parent is None or parent in spared or self._pool.refs[parent.block]:
+                continue
+            gone[parent] = gone.get(parent, 0) + 1
+            if gone[parent] == len(parent.kids):
+                name = self._policy.bucket(self.view(parent))
+                fronts.setdefault(name, _Front([], spared)).push((parent.last_used, -len(chosen), parent))
+                rank(name)
         return chosen
 
 

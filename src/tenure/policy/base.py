@@ -35,7 +35,8 @@ class EvictionPolicy(Protocol):
     """Which cached leaf goes first.
 
     Within a bucket the longest idle leaf goes first; across buckets the one whose longest idle leaf has the lowest
-    rank. `bucket` and `rank` are pure between two facts. A leaf is put into its bucket when it becomes evictable.
+    rank (of equal ranks the longest idle again). `bucket` and `rank` are pure between two facts. A leaf is put into
+    its bucket when it becomes evictable.
     """
 
     @property
