@@ -11,6 +11,7 @@ from tests.server.conftest import Running
 from tests.server.fake import CONTEXT
 
 from tenure.errors import ContextLengthExceeded, Draining, QueueFull
+from tenure.types import Finish
 
 ASK: Any = [{"role": "user", "content": "Hi"}]
 TEXT = "Hello, wörld! 🙂"
@@ -172,14 +173,31 @@ def test_error_before_the_first_token(server: Running, stream: bool) -> None:
     assert reply.json()["error"]["message"] == "logits are not finite"
 
 
-def test_shutdown_is_told(server: Running) -> None:
-    server.play(shutdown_at=3)
+SHUTDOWNS: list[dict[str, Any]] = [
+    {"shutdown_at": 3},
+    {"text": "Hel", "finish": Finish.LENGTH, "cause": "shutdown"},
+]
+
+
+@pytest.mark.parametrize("script", SHUTDOWNS)
+@pytest.mark.parametrize("usage", [True, False])
+def test_shutdown_is_told(server: Running, script: dict[str, Any], usage: bool) -> None:
+    """An answer that the shutdown cut short never looks like one that ended."""
+    server.play(**script)
     reply = server.chat()
     assert reply.status_code == 503
     assert reply.json()["error"]["code"] == "draining"
     assert reply.json()["usage"]["completion_tokens"] == 3
-    last = events(server.chat(stream=True).text)[-1]
-    assert last["error"]["code"] == "draining"
+    chunks = events(server.chat(stream=True, n=2, stream_options={"include_usage": usage}).text)
+    assert chunks[-1]["error"]["code"] == "draining"
+    assert all(c["finish_reason"] is None for chunk in chunks[:-1] for c in chunk["choices"])
+    assert "".join(c["delta"]["content"] for chunk in chunks[:-1] for c in chunk["choices"] if c["index"] == 1) == "Hel"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_shutdown_before_the_first_token(server: Running, stream: bool) -> None:
+    server.play(shutdown_at=0)
+    assert server.chat(stream=stream).status_code == 503
 
 
 def test_emoji_streams_whole(server: Running) -> None:

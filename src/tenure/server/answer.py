@@ -25,6 +25,13 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+def _reason(piece: Piece) -> str | None:
+    """The finish_reason, unless the answer goes on or ends in a way that the error event tells."""
+    if piece.finish is None or piece.limit_cause == "shutdown":
+        return None
+    return REASONS.get(piece.finish)
+
+
 class Ends:
     """How the choices of one answer ended so far."""
 
@@ -106,7 +113,7 @@ class Chunks:
 
     def piece(self, piece: Piece) -> bytes:
         """The bytes to send for one piece; empty when there is nothing to say yet."""
-        finish = REASONS.get(piece.finish) if piece.finish is not None else None
+        finish = _reason(piece)
         if finish is None and not piece.tokens and not piece.text:
             return b""
         first = b"" if self._begun else self._first()

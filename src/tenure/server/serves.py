@@ -55,7 +55,7 @@ class Handle(Protocol):
 
 
 class Serves(Protocol):
-    """The engine as the server sees it. All methods but `drain` return at once."""
+    """The engine as the server sees it. All methods but `drain` return at once; texts may come from a worker thread."""
 
     facts: FactLog
 
