@@ -22,6 +22,9 @@ constexpr int kStepTokens = 64;
 constexpr int kTilesPerStep = kStepTokens / kTileTokens;
 constexpr int kMaxHeadDim = 256;
 constexpr float kLowest = -1e30f;  // stands for minus infinity where a NaN must not arise
+// How far (log2) a score may exceed the running maximum before what was summed is scaled down: sums of 2^8 lose nothing
+// in f32, and a rescaling that is rare is a branch that is predicted.
+constexpr float kSlack = 8.0f;
 
 // Rows of one sequence and one kv head against tokens [begin, end) of it. Row r is query head r % group of token
 // r / group and sees tokens [0, visible + r / group).

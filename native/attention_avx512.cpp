@@ -80,12 +80,12 @@ TENURE_INLINE void absorb(const __m512* score, int limit, int head_dim, float* o
         if constexpr (masked) seen[i] = lanes_below(limit - kTileTokens * i);
         s[i] = masked ? _mm512_mask_mov_ps(lowest, seen[i], score[i]) : score[i];
     }
-    const float highest = _mm512_reduce_max_ps(
-        _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3])));
+    const __m512 highest = _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]));
     __m512 sum = _mm512_load_ps(l);
-    if (highest > *m) {
-        const __m512 shrink = (__m512)exp2_lanes(splat(*m - highest));
-        *m = highest;
+    if (_mm512_cmp_ps_mask(highest, _mm512_set1_ps(*m + kSlack), _CMP_GT_OQ)) {
+        const float raised = _mm512_reduce_max_ps(highest);
+        const __m512 shrink = (__m512)exp2_lanes(splat(*m - raised));
+        *m = raised;
         sum = _mm512_mul_ps(sum, shrink);
         for (int d = 0; d < head_dim; d += 16) _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), shrink));
     }

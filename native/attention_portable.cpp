@@ -91,7 +91,7 @@ void absorb(const f32x16* score, int limit, int head_dim, float* o, float& m, f3
         top = vmax(s[i], top);
     }
     const float highest = max_lanes(top);
-    if (highest > m) {
+    if (highest > m + kSlack) {
         const f32x16 shrink = exp2_lanes(splat(m - highest));
         m = highest;
         l = l * shrink;
