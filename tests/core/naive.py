@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 Tokens = tuple[int, ...]
-Name = tuple[str, Tokens]
-"""A held block by scope and all tokens up to its end."""
+Name = tuple[str, Tokens]  # a held block by its scope and all tokens up to its end
 
 
 def common(a: Tokens, b: Tokens) -> int:
@@ -23,9 +22,10 @@ class Entry:
 class Naive:
     total: int
     size: int
+    heads: bool = True
     held: dict[Name, Entry] = field(default_factory=dict)
-    private: dict[int, int] = field(default_factory=dict)
-    """Blocks per lease that are not in `held`."""
+    private: dict[int, int] = field(default_factory=dict)  # blocks per lease that are not in `held`
+    promised: dict[Name, int] = field(default_factory=dict)
 
     def parent(self, name: Name) -> Name:
         return name[0], name[1][: (len(name[1]) - 1) // self.size * self.size]
@@ -42,16 +42,16 @@ class Naive:
         while len(tokens) >= (end := self.size * (len(path) + 1)) and (scope, tokens[:end]) in self.held:
             path.append((scope, tokens[:end]))
         start = len(path) * self.size
-        behind = [n[1] for n in self.held if self.parent(n) == (scope, tokens[:start])]
+        behind = [n[1] for n in self.held if self.heads and self.parent(n) == (scope, tokens[:start])]
         return path, max((common(ids[start:], tokens[start:]) for ids in behind), default=0)
 
     def victims(self, n: int, spared: set[Name]) -> list[Name]:
         """Longest idle leaves, tails before full blocks."""
-        left, gone = set(self.held), []
+        gone: list[Name] = []
         for _ in range(n):
+            left = self.held.keys() - set(gone)
             leaves = (self.idle() & left) - spared - {self.parent(name) for name in left}
             gone.append(min(leaves, key=lambda name: (len(name[1]) % self.size == 0, self.held[name].used)))
-            left.discard(gone[-1])
         return gone
 
     def tidy(self) -> None:
