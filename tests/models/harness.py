@@ -19,69 +19,73 @@ F32 = NDArray[np.float32]
 CODEC_NUMBERS = {"bf16": 0, "f32": 1}
 
 
-class Sequence1:
-    """One sequence on its own arena; `feed` appends tokens and gives the logits of every row, f32[rows, vocab]."""
+class Runs:
+    """Several sequences side by side on one arena; `feed` appends tokens to each, in one ragged step."""
 
-    def __init__(self, decoder: _native.Decoder, shape: ModelShape, codec: str, capacity: int) -> None:
+    def __init__(self, decoder: _native.Decoder, shape: ModelShape, codec: str, count: int, capacity: int) -> None:
         geometry = KvGeometry.of(shape)
-        self._block_bytes = geometry.block_bytes(codec)
-        assert decoder.block_bytes == self._block_bytes
-        self._blocks = geometry.blocks(capacity)
-        # The order of the blocks must not matter: the table is reversed.
-        offsets = np.arange(self._blocks, dtype=np.int64)[::-1] * self._block_bytes
-        self._offsets = np.ascontiguousarray(offsets)
-        raw = np.full(self._blocks * self._block_bytes + 64, 0xFF, np.uint8)
+        block_bytes = geometry.block_bytes(codec)
+        assert decoder.block_bytes == block_bytes
+        each = geometry.blocks(capacity)
+        # The order of the blocks must not matter: the tables run backwards, and old bytes are NaNs.
+        self._offsets = (np.arange(count * each, dtype=np.int64)[::-1] * block_bytes).reshape(count, each)
+        raw = np.full(count * each * block_bytes + 64, 0xFF, np.uint8)
         start = -raw.ctypes.data % 64
-        self._arena = raw[start : start + self._blocks * self._block_bytes]
+        self._arena = raw[start : start + count * each * block_bytes]
         self._codec = CODEC_NUMBERS[codec]
         self._decoder = decoder
         self._vocab = shape.vocab
-        self.length = 0
+        self._lengths = [0] * count
 
-    def feed(self, tokens: Sequence[int], *, last_only: bool = False) -> F32:
-        rows = len(tokens)
-        used = -(-(self.length + rows) // BLOCK_TOKENS)
-        wanted = np.array([rows - 1] if last_only else range(rows), np.int32)
+    def feed(self, tokens: Sequence[Sequence[int]], *, last_only: bool) -> F32:
+        """Logits of every row (or of each sequence's last), f32[rows, vocab]."""
+        rows = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
+        after = [length + len(new) for length, new in zip(self._lengths, tokens, strict=True)]
+        used = [-(-length // BLOCK_TOKENS) for length in after]
+        offsets = np.concatenate([table[:n] for table, n in zip(self._offsets, used, strict=True)])
+        wanted = rows[1:] - 1 if last_only else np.arange(rows[-1], dtype=np.int32)
         logits = np.empty((len(wanted), self._vocab), np.float32)
         self._decoder.step(
             self._arena,
-            np.array(tokens, np.int32),
-            np.array([0, rows], np.int32),
-            np.array([self.length], np.int32),
-            np.array([0, used], np.int32),
-            self._offsets[:used],
-            np.full(used, self._codec, np.uint8),
+            np.concatenate([np.array(new, np.int32) for new in tokens]),
+            rows,
+            np.array(self._lengths, np.int32),
+            np.cumsum([0, *used]).astype(np.int32),
+            offsets,
+            np.full(len(offsets), self._codec, np.uint8),
             wanted,
             logits,
         )
-        self.length += rows
+        self._lengths = after
         return logits
 
 
 def logits_of(decoder: _native.Decoder, shape: ModelShape, codec: str, tokens: Sequence[int], chunk: int = 512) -> F32:
     """Logits of every position, f32[len(tokens), vocab], prefilled in chunks."""
-    run = Sequence1(decoder, shape, codec, len(tokens))
-    return np.concatenate([run.feed(tokens[at : at + chunk]) for at in range(0, len(tokens), chunk)])
+    run = Runs(decoder, shape, codec, 1, len(tokens))
+    return np.concatenate([run.feed([tokens[at : at + chunk]], last_only=False) for at in range(0, len(tokens), chunk)])
 
 
 def greedy(
-    decoder: _native.Decoder, shape: ModelShape, codec: str, prompt: Sequence[int], count: int
-) -> list[int]:
-    """`count` tokens after `prompt`, always the likeliest."""
-    run = Sequence1(decoder, shape, codec, len(prompt) + count)
-    token = int(run.feed(prompt, last_only=True)[0].argmax())
-    found = [token]
-    while len(found) < count:
-        token = int(run.feed([token], last_only=True)[0].argmax())
-        found.append(token)
-    return found
+    decoder: _native.Decoder, shape: ModelShape, codec: str, prompts: Sequence[Sequence[int]], count: int
+) -> list[list[int]]:
+    """`count` tokens after each prompt, always the likeliest."""
+    runs = Runs(decoder, shape, codec, len(prompts), max(map(len, prompts)) + count)
+    steps = [runs.feed(prompts, last_only=True).argmax(1)]
+    while len(steps) < count:
+        steps.append(runs.feed([[token] for token in steps[-1]], last_only=True).argmax(1))
+    tokens: list[list[int]] = np.stack(steps, 1).tolist()
+    return tokens
 
 
 def mean_kl(oracle: F32, other: F32) -> float:
     """Mean over rows of KL(oracle ‖ other), in nats."""
-    p = torch.log_softmax(torch.from_numpy(oracle).double(), -1)
-    q = torch.log_softmax(torch.from_numpy(other).double(), -1)
-    return float((p.exp() * (p - q)).sum(-1).mean())
+    total = 0.0
+    for at in range(0, len(oracle), 256):
+        p = torch.log_softmax(torch.from_numpy(oracle[at : at + 256]), -1)
+        q = torch.log_softmax(torch.from_numpy(other[at : at + 256]), -1)
+        total += float((p.exp() * (p - q)).sum(-1).double().sum())
+    return total / len(oracle)
 
 
 def oracle_of_gguf(path: Path) -> LlamaForCausalLM:
@@ -123,7 +127,7 @@ def oracle_of_gguf(path: Path) -> LlamaForCausalLM:
                 values = values.reshape(count, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
             state[f"model.layers.{i}.{ours}.weight"] = values
     model = LlamaForCausalLM(config).eval()
-    model.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in state.items()})
+    model.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in state.items()})
     return model
 
 

@@ -159,7 +159,7 @@ def test_refused_headers(name: str) -> None:
 
 
 def test_bad_rope_factors() -> None:
-    with pytest.raises(BrokenFile, match="rope_freqs.weight must be 16 positive factors"):
+    with pytest.raises(BrokenFile, match=r"rope_freqs\.weight must be 16 positive factors"):
         of_gguf({}, (1.0, 2.0))
     with pytest.raises(BrokenFile, match="rope_freqs"):
         of_gguf({}, (0.0,) * 16)

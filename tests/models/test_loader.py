@@ -15,13 +15,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.models.harness import logits_of, mean_kl, tiny_tokenizer, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from tenure import models
 from tenure.errors import BrokenFile, InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
 from tenure.models import hf, loader, tokenizer
 from tenure.models.fields import Fields
-from tests.models.harness import logits_of, mean_kl, tiny_tokenizer, write_gguf
 
 TINY: dict[str, Any] = {
     "hidden_size": 64,
@@ -132,7 +132,12 @@ def test_half_precision_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("weights", "label", "limit"),
-    [("auto", "bf16 (F32)", 1e-3), ("bf16", "bf16 (F32)", 1e-3), ("int8", "int8 (F32)", 1e-2), ("int4", "int4 (F32)", 1)],
+    [
+        ("auto", "bf16 (F32)", 1e-3),
+        ("bf16", "bf16 (F32)", 1e-3),
+        ("int8", "int8 (F32)", 1e-2),
+        ("int4", "int4 (F32)", 1),
+    ],
 )
 def test_other_formats_stay_close(weights: Any, label: str, limit: float, tmp_path: Path) -> None:
     model = random_model(initializer_range=0.05)
@@ -340,13 +345,13 @@ def test_biases_that_were_not_promised(tmp_path: Path) -> None:
 
 def test_formats_that_do_not_fit_the_shape(tmp_path: Path) -> None:
     save(tmp_path, random_model(hidden_size=80, head_dim=16))
-    with pytest.raises(UnsupportedModel, match="has 80 columns, int4 needs a multiple of 32|has 80 columns, int8"):
+    with pytest.raises(UnsupportedModel, match=r"has 80 columns, int\d needs a multiple of 32"):
         models.load(str(tmp_path), weights="int4")
 
 
 def test_sources_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for source in (str(tmp_path / "none"), "none.gguf", "none", "./a/b"):
-        with pytest.raises(ModelNotFound, match="no such file or directory; give a .gguf file"):
+        with pytest.raises(ModelNotFound, match=r"no such file or directory; give a \.gguf file"):
             models.load(source)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelNotFound, match=r"owner/name: no such path, and hub ids need the package huggingface_hub"):

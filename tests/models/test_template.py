@@ -15,10 +15,10 @@ from tenure.errors import BrokenFile, InvalidRequest
 from tenure.models import ChatTemplate, Tokenizer, find_default, tokenizer
 from tenure.models.fields import Fields
 from tenure.models.gguf import GgufFile
-from tests.models.harness import tiny_tokenizer
 
 LLAMA3 = (
-    "{{- bos_token }}{%- for message in messages %}{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    "{{- bos_token }}{%- for message in messages %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
     " + message['content'] | trim + '<|eot_id|>' }}{%- endfor %}{%- if add_generation_prompt %}"
     "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
 )
@@ -38,7 +38,8 @@ FORGETFUL = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MODERN = (
-    "{%- set ns = namespace(n=0) %}\n{%- for m in messages %}\n    {%- if m.role == 'skip' %}{% continue %}{% endif %}\n"
+    "{%- set ns = namespace(n=0) %}\n{%- for m in messages %}\n"
+    "    {%- if m.role == 'skip' %}{% continue %}{% endif %}\n"
     "    {% generation %}{{ m.role ~ ': ' ~ (m | tojson) }}{% endgeneration %}\n    {%- set ns.n = ns.n + 1 %}\n"
     "{%- endfor %}\n{{ ns.n }} {{ tools is none }} {{ extra | default('-') }} {{ eos_token }}"
 )
@@ -111,7 +112,7 @@ def test_templates_cannot_leave_the_sandbox() -> None:
     escape = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(InvalidRequest, match="unsafe"):
         escape.render(talk("a"))
-    with pytest.raises(InvalidRequest, match="append.*unsafe"):
+    with pytest.raises(InvalidRequest, match=r"append.*unsafe"):
         ChatTemplate("{{ messages.append(1) }}", {}).render(talk("a"))
 
 
@@ -267,9 +268,8 @@ _SHARED: list[tuple[Tokenizer, ChatTemplate]] = []
 
 def test_sentencepiece_turns_go_on_in_the_middle() -> None:
     """After an answer nothing is the beginning of a text: no space is put before the next word."""
-    keys: dict[str, Any] = tiny_tokenizer()
     tokens = ["<unk>", "<s>", "</s>", *[f"<0x{b:02X}>" for b in range(256)], "▁", *"abcdefg"]
-    keys = {
+    keys: dict[str, Any] = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": [0.0] * len(tokens),
@@ -278,6 +278,6 @@ def test_sentencepiece_turns_go_on_in_the_middle() -> None:
         "tokenizer.ggml.eos_token_id": 2,
     }
     made = tokenizer.from_gguf(Fields("m", keys))
-    chat = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}b{% endif %}", {})
+    chat = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
     ids = chat.render_with_turns(talk("a", "c", "d"), {1: made.encode("c")[1:]}, made, add_generation_prompt=False)
     assert made.decode(ids) == "acd"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.models.harness import tiny_tokenizer
 from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers import models as backends
@@ -20,7 +21,6 @@ from tenure.models import find_default, hf, tokenizer
 from tenure.models.fields import Fields
 from tenure.models.gguf import GgufFile
 from tenure.models.tokenizer import Tokenizer
-from tests.models.harness import tiny_tokenizer
 
 TEXTS = [
     "",
@@ -276,7 +276,8 @@ def save_hf(directory: Path, made: Any, **settings: Any) -> Fields:
 
 
 def test_a_hugging_face_directory(smol_as_published: Any, tmp_path: Path) -> None:
-    config = save_hf(tmp_path, smol_as_published, bos_token="<|im_start|>", eos_token="<|endoftext|>", add_bos_token=True)
+    special = {"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>", "add_bos_token": True}
+    config = save_hf(tmp_path, smol_as_published, **special)
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     made, template = hf.load_tokenizer(tmp_path, config, 49160)
     assert (made.bos_id, made.eos_ids, made.add_bos, made.vocab_size) == (1, {0, 2, 3}, True, 49160)

@@ -108,7 +108,8 @@ def from_hf(fields: Fields) -> Config:
     window = fields.integer("sliding_window", 1, 1 << 31, shape.context_length)
     if window < shape.context_length:
         raise UnsupportedModel(
-            f"{fields.where}: sliding_window {window} (context {shape.context_length}) is not supported; supported: null"
+            f"{fields.where}: sliding_window {window} (context {shape.context_length}) is not supported; "
+            "supported: null"
         )
     return Config(
         architecture=architecture,

@@ -20,14 +20,14 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
-    def integer(self, name: str, low: int, high: int, default: int | None = _MISSING) -> int:
+    def integer(self, name: str, low: int, high: int, default: int = _MISSING) -> int:
         """An integer in [low, high]."""
         value = self._get(name, default)
-        if value is not default and (isinstance(value, bool) or not isinstance(value, int)):
+        if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, value, "an integer")
-        if value is not default and not low <= value <= high:
+        if not low <= value <= high:
             raise BrokenFile(f"{self.where}: {name} is {value}, expected {low} to {high}")
-        return value  # type: ignore[no-any-return]
+        return value
 
     def number(self, name: str, low: float, high: float, default: float = _MISSING) -> float:
         """A finite number in [low, high]."""

@@ -71,7 +71,9 @@ class SafetensorsFile:
         fields = Fields(f"{self.path}: tensor {name}", entry)
         kind = fields.text("dtype")
         if kind not in _ITEM_BYTES:
-            raise UnsupportedModel(f"{fields.where} has type {kind}, which is not supported; supported: {SUPPORTED_TYPES}")
+            raise UnsupportedModel(
+                f"{fields.where} has type {kind}, which is not supported; supported: {SUPPORTED_TYPES}"
+            )
         shape = tuple(fields.items("shape", int)) if fields.raw("shape") else ()
         start, end = fields.items("data_offsets", int, 2)
         nbytes = _ITEM_BYTES[kind]

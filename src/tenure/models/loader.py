@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -139,9 +140,7 @@ class _GgufSource:
             if theirs in file.tensors:
                 info = file.tensors[theirs]
                 part = ours.split(".")[2] if ours.startswith("layers.") else ours
-                self.tensors[ours] = _Tensor(
-                    info.shape, info.type.name, lambda info=info: file.raw(info), heads.get(part, 0)
-                )
+                self.tensors[ours] = _Tensor(info.shape, info.type.name, partial(file.raw, info), heads.get(part, 0))
         _refuse_unknown(str(path), set(file.tensors) - {"rope_freqs.weight"}, config, _GGUF_NAMES, "blk.{}.")
 
     def texts(self) -> tuple[Tokenizer, ChatTemplate]:
@@ -175,7 +174,7 @@ class _HfSource:
         for ours, theirs in _names(config, _HF_NAMES, "model.layers.{}."):
             if theirs in found:
                 file, info = found[theirs]
-                self.tensors[ours] = _Tensor(info.shape, info.type, lambda f=file, i=info: f.raw(i))
+                self.tensors[ours] = _Tensor(info.shape, info.type, partial(file.raw, info))
         if config.tied:
             self.tensors.pop("lm_head", None)
         unused = {tensor for tensor in found if not tensor.endswith("rotary_emb.inv_freq")}
@@ -407,7 +406,8 @@ def _matrix(source: _Source, names: Sequence[str], target: Weights) -> Matrix:
 def _vector(source: _Source, name: str) -> weights.F32:
     """A norm or bias, f32[n]."""
     tensor = source.tensors[name]
-    return weights.to_f32(weights.decode(tensor.bytes(), tensor.type))[0]
+    values: weights.F32 = weights.to_f32(weights.decode(tensor.bytes(), tensor.type))[0]
+    return values
 
 
 def _bias(source: _Source, names: Sequence[str]) -> weights.F32 | None:

@@ -25,8 +25,9 @@ from tenure.models.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 _MARK = f"\ue000{secrets.randbelow(10**20):020}."
-"""Starts a placeholder for an answer's text; random, so that no client can write one. Digits survive any change of case,
-so a template that writes a content twice in two ways is found out."""
+"""Starts a placeholder for an answer's text; random, so that no client can write one.
+
+Digits survive any change of case, so a template that writes a content in two ways is found out."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -89,9 +90,7 @@ class ChatTemplate:
         messages = [{k: v for k, v in m.items() if v is not None} for m in messages]
         values = {"tools": None, "documents": None, **self._special, **kwargs}
         try:
-            return self._compiled.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **values
-            )
+            return self._compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **values)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             # A template fails on messages it was not written for in whatever way Python has.
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error

@@ -157,7 +157,7 @@ class Tokenizer:
         """A control token to put before a text that is not the beginning, when beginnings are spelled differently."""
         if not self._spaced or self.bos_id not in self.special_ids:
             return ""
-        return self._backend.id_to_token(self.bos_id)
+        return self._backend.id_to_token(self.bos_id) or ""
 
     def _encode_plain(self, text: str) -> list[int]:
         """As `encode`, but nothing in the text is a control token."""
@@ -177,7 +177,7 @@ def from_file(path: Path, size: int = 0) -> Backend:
         )
     try:
         backend = Backend.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 (the library raises bare Exception)
+    except Exception as error:  # the library raises nothing more precise
         raise BrokenFile(f"{path}: broken tokenizer: {error}") from error
     kind = type(backend.decoder).__name__ if backend.decoder is not None else "none"
     steps = _decoder_steps(backend)
@@ -202,9 +202,7 @@ def from_gguf(fields: Fields, size: int = 0) -> Tokenizer:
     elif kind == "llama":
         backend = _sentencepiece(fields, tokens)
     else:
-        raise UnsupportedModel(
-            f"{fields.where}: tokenizer.ggml.model {kind} is not supported; supported: gpt2, llama"
-        )
+        raise UnsupportedModel(f"{fields.where}: tokenizer.ggml.model {kind} is not supported; supported: gpt2, llama")
     control = [t for t, k in zip(tokens, types, strict=True) if k == _CONTROL]
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
     user = [t for t, k in zip(tokens, types, strict=True) if k == _USER]
@@ -232,8 +230,7 @@ def _byte_level(fields: Fields, tokens: list[str]) -> Backend:
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise UnsupportedModel(f"{fields.where}: tokenizer.ggml.pre {name} is not supported; supported: {known}")
-    merges = [tuple(merge.split(" ", 1)) for merge in fields.items("tokenizer.ggml.merges", str)]
-    backend = _bpe(fields.where, _vocab(fields, tokens), merges, ignore_merges=name in _WHOLE_WORDS_FIRST)
+    backend = _bpe(fields.where, _vocab(fields, tokens), _merges(fields), ignore_merges=name in _WHOLE_WORDS_FIRST)
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -246,7 +243,7 @@ def _sentencepiece(fields: Fields, tokens: list[str]) -> Backend:
     """SentencePiece BPE: two neighbours merge when their union is a token, the best score first."""
     vocab = _vocab(fields, tokens)
     if "tokenizer.ggml.merges" in fields:
-        merges = [tuple(merge.split(" ", 1)) for merge in fields.items("tokenizer.ggml.merges", str)]
+        merges = _merges(fields)
     else:
         scores: list[float] = fields.items("tokenizer.ggml.scores", float, len(tokens))
         merges = _merges_from_scores(tokens, vocab, scores)
@@ -259,7 +256,17 @@ def _sentencepiece(fields: Fields, tokens: list[str]) -> Backend:
     return backend
 
 
-def _merges_from_scores(tokens: list[str], vocab: dict[str, int], scores: list[float]) -> list[tuple[str, ...]]:
+def _merges(fields: Fields) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    for merge in fields.items("tokenizer.ggml.merges", str):
+        left, space, right = merge.partition(" ")
+        if not space:
+            raise BrokenFile(f"{fields.where}: the merge {merge!r} is not a pair")
+        merges.append((left, right))
+    return merges
+
+
+def _merges_from_scores(tokens: list[str], vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Every way to split a token into two tokens, ordered by the score of the token, then by the ids of its halves."""
     ranked: list[tuple[float, int, int]] = []
     get = vocab.get
@@ -280,13 +287,10 @@ def _vocab(fields: Fields, tokens: list[str]) -> dict[str, int]:
     return {token: i for i, token in enumerate(tokens)}
 
 
-def _bpe(where: str, vocab: dict[str, int], merges: list[tuple[str, ...]], **options: Any) -> Backend:
-    bad = next((merge for merge in merges if len(merge) != 2), None)
-    if bad is not None:
-        raise BrokenFile(f"{where}: the merge {' '.join(bad)!r} is not a pair")
+def _bpe(where: str, vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> Backend:
     try:
         return Backend(models.BPE(vocab=vocab, merges=merges, **options))
-    except Exception as error:  # noqa: BLE001 (the library raises bare Exception)
+    except Exception as error:  # the library raises nothing more precise
         raise BrokenFile(f"{where}: the vocabulary and its merges do not fit: {error}") from error
 
 
@@ -338,6 +342,6 @@ def _byte_alphabet() -> dict[int, int]:
     """GPT-2's spelling of bytes as printable characters, backwards; what spells no byte becomes unencodable."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
-    table = {b: 0x10FFFF for b in others}
+    table = dict.fromkeys(others, 0x10FFFF)
     table |= {0x100 + n: b for n, b in enumerate(others)}
     return table
