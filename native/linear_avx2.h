@@ -79,7 +79,7 @@ __attribute__((noinline)) void grouped_tile(const Block& b, int row, int panel, 
     for (int g = 0; g < groups; ++g, w += kBytes, x += kGroup, scale += 4, extra += 4) {
         __m256i dot[R][2];
         for (std::size_t line = 0; line < kBytes; line += 64) {
-            _mm_prefetch(reinterpret_cast<const char*>(w + line + 2048), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(w + line + 4096), _MM_HINT_T1);
         }
         dot_group<F, R>(w + kHeader + 64 * half, x, b.x_stride, dot);
 #pragma GCC unroll 2
