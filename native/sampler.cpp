@@ -80,15 +80,15 @@ bool before(const Token& a, const Token& b) { return a.logit > b.logit || (a.log
 // token kept in that order; cutting zeroes the weights beyond it, and the draw walks the weights in order of ids.
 class Row {
 public:
-    Row(const float* logits, int vocab, float most, float inverse, std::vector<float>& weights)
-        : logits_(logits), vocab_(vocab), most_(most), inverse_(inverse), weights_(weights) {
+    Row(const float* logits, int vocab, float most, float inverse)
+        : logits_(logits), vocab_(vocab), most_(most), inverse_(inverse), weights_(spare_.weights) {
         weights_.resize(vocab);
         float* out = weights_.data();
         for (int i = 0; i < vocab; ++i) out[i] = exp_minus((most - logits[i]) * inverse);
     }
 
     void keep_top_k(int32_t k) {
-        cut(k, [](int32_t) { return 1.0; });
+        cut(k, [this](int32_t id) { return weights_[id] > 0.0f ? 1.0 : 0.0; });
     }
 
     // Keeps the fewest tokens whose mass reaches top_p of what is left.
@@ -123,25 +123,32 @@ private:
     static constexpr int kBins = 1024;
     static constexpr float kRange = 32.0f;  // distance to the maximum, in units of temperature; the last bin holds the rest
 
-    int bin(int32_t id) const {
-        const float at = (most_ - logits_[id]) * inverse_ * (kBins / kRange);
-        return at < kBins - 1 ? static_cast<int>(at) : kBins - 1;
+    // The bin of every token, for the histogram of a cut.
+    const uint16_t* fill_bins() const {
+        spare_.bins.resize(vocab_);
+        uint16_t* out = spare_.bins.data();
+        for (int i = 0; i < vocab_; ++i) {
+            const float at = (most_ - logits_[i]) * inverse_ * (kBins / kRange);
+            // A minimum of integers again, and so no branch.
+            const int32_t bits = std::min(std::bit_cast<int32_t>(at), std::bit_cast<int32_t>(float(kBins - 1)));
+            out[i] = static_cast<uint16_t>(static_cast<int32_t>(std::bit_cast<float>(bits)));
+        }
+        return out;
     }
 
     // Keeps the first tokens, in order, whose measures add up to `wanted`; all when they never do. A histogram finds the
     // bin in which that happens, and only the tokens of this bin are put in order.
     template <class Measure>
     void cut(double wanted, Measure measure) {
-        double bins[kBins] = {};
-        for (int32_t id = 0; id < vocab_; ++id) {
-            if (weights_[id] > 0.0f) bins[bin(id)] += measure(id);
-        }
+        const uint16_t* bin = fill_bins();
+        double sums[kBins] = {};
+        for (int32_t id = 0; id < vocab_; ++id) sums[bin[id]] += measure(id);
         int at = 0;
-        while (at < kBins && bins[at] < wanted) wanted -= bins[at++];
+        while (at < kBins && sums[at] < wanted) wanted -= sums[at++];
         if (at == kBins) return;
         std::vector<Token> found;
         for (int32_t id = 0; id < vocab_; ++id) {
-            if (weights_[id] > 0.0f && bin(id) == at) found.push_back({logits_[id], id});
+            if (bin[id] == at && weights_[id] > 0.0f) found.push_back({logits_[id], id});
         }
         cut_after(token_reaching(found, wanted, measure));
     }
@@ -190,11 +197,20 @@ private:
         return sum;
     }
 
+    // Room for one row of every thread, kept between rows.
+    struct Spare {
+        std::vector<float> weights;
+        std::vector<uint16_t> bins;
+    };
+    static thread_local Spare spare_;
+
     const float* logits_;
     int vocab_;
     float most_, inverse_;
     std::vector<float>& weights_;
 };
+
+thread_local Row::Spare Row::spare_;
 
 int32_t choose_token(const float* logits, int vocab, const SampleParams& params) {
     float most;
@@ -203,8 +219,7 @@ int32_t choose_token(const float* logits, int vocab, const SampleParams& params)
     if (!(params.temperature > 0.0f) || std::isinf(inverse) || params.top_k == 1) {
         return first_equal(logits, vocab, most);
     }
-    static thread_local std::vector<float> weights;
-    Row row(logits, vocab, most, inverse, weights);
+    Row row(logits, vocab, most, inverse);
     if (params.top_k > 0 && params.top_k < vocab) row.keep_top_k(params.top_k);
     if (params.top_p < 1.0f) row.keep_top_p(params.top_p);
     return row.draw(uniform(params));
