@@ -173,6 +173,11 @@ const uint8_t* clean_values(const uint8_t* v, int written, int head_dim, uint8_t
     return to;
 }
 
+int end_of(const Span& span) {
+    const int seen = span.visible_to(span.rows - 1);
+    return span.end < seen ? span.end : seen;
+}
+
 void prepare_rows(const Span& span, const Part& part, uint16_t* q, const Work& work) {
     for (int r = 0; r < span.rows; r++) {
         const float* from = span.query(r);
@@ -192,11 +197,14 @@ void span_bf16(const Span& span, const Part& part, void* scratch) {
     auto* l = static_cast<float*>(scratch);
     auto* clean = reinterpret_cast<uint8_t*>(l + 16 * kMaxTileRows);
     auto* q = reinterpret_cast<uint16_t*>(clean + 2 * kTileTokens * kMaxHeadDim);
+    const int first_tokens = end_of(span) - span.begin;
+    for (int t = 0; t < first_tokens && t < kStepTokens; t += kTileTokens)
+        for (int64_t at = 0; at < span.tile_bytes; at += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(span.tile(span.begin + t) + at), _MM_HINT_T1);
     const Work work{q, l, reinterpret_cast<int*>(q + kMaxTileRows * kMaxHeadDim)};
     prepare_rows(span, part, q, work);
     const int64_t v_offset = 2 * kTileTokens * span.head_dim;
-    const int seen = span.visible_to(span.rows - 1);
-    const int end = span.end < seen ? span.end : seen;
+    const int end = end_of(span);
     for (int begin = span.begin; begin < end; begin += kStepTokens) {
         Step step;
         step.begin = begin;
