@@ -122,15 +122,17 @@ def serving(*flags: str, key: str | None = None) -> Iterator[Running]:
 
 
 def read_banner(process: subprocess.Popen[str]) -> str:
-    """Standard output up to the curl command, or up to its end when the process gave up."""
+    """Standard output up to the end of the curl command, or up to its own end when the process gave up."""
     assert process.stdout is not None
     printed, deadline = "", time.monotonic() + START_S
-    while "  -d '" not in printed and time.monotonic() < deadline:
-        if select.select([process.stdout], [], [], 0.5)[0]:
-            line = process.stdout.readline()
-            if not line:
+    # Read below Python's buffer: what lies in it would make select wait for more.
+    pipe = process.stdout.fileno()
+    while not re.search(r"  -d '.*'\n", printed) and time.monotonic() < deadline:
+        if select.select([pipe], [], [], 0.5)[0]:
+            data = os.read(pipe, 65536)
+            if not data:
                 break
-            printed += line
+            printed += data.decode()
     return printed
 
 

@@ -40,7 +40,7 @@ def test_e1_edges_are_answered_the_same_every_time(
 
 
 REPEATS = {
-    "emoji": "🎉🦊🎈🎉🦊🎈🎉🦊🎈🎉🦊🎈🎉🦊🎈🎉🦊🎈",
+    "emoji": "😀😀😀😀😀😀😀😀😀😀",
     "hangul": "안녕하세요 안녕하세요 안녕하세요 안녕하세요 안녕하세요 안녕",
     "combining": "e\u0301e\u0301e\u0301e\u0301e\u0301e\u0301e\u0301e\u0301e\u0301e\u0301e\u0301e\u0301",
 }
@@ -56,9 +56,11 @@ def streamed(server: Running, body: dict[str, Any]) -> str:
 def test_e3_characters_of_many_tokens_stream_whole(server: Running, prompt: str) -> None:
     seen = ""
     for tokens in range(1, 13):
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        whole = server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        choice = server.http.post("/v1/completions", json=body).json()["choices"][0]
+        whole = choice["text"]
         assert streamed(server, body) == whole
+        assert server.http.post("/detokenize", json={"tokens": choice["token_ids"]}).json()["prompt"] == whole
         # max_tokens may cut a character: what is left of it shows as one U+FFFD at the very end, nowhere else.
         assert "\ufffd" not in whole[:-1]
         seen = whole.rstrip("\ufffd")

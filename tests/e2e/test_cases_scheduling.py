@@ -12,7 +12,7 @@ import httpx
 
 from e2e.support import Running, prompt_ids, serving
 
-LONG = 6000
+LONG = 3000
 
 
 def token_times(server: Running, begun: threading.Event, enough: threading.Event) -> list[float]:
@@ -49,7 +49,7 @@ def test_q1_a_long_prompt_does_not_hold_up_a_stream(server: Running) -> None:
 
 
 def test_q3_what_the_queue_cannot_take_is_refused_at_once() -> None:
-    with serving("--max-num-queued-reqs", "4", "--max-num-seqs", "2") as server:
+    with serving("--max-num-queued-reqs", "4", "--max-num-seqs", "3") as server:
 
         def ask(number: int) -> tuple[int, int, float, Any, Any]:
             n = 3 if number % 10 == 9 else 1

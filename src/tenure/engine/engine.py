@@ -72,8 +72,9 @@ class Engine:
         self._pressure = registry.pressure("pause")
         self._clock = MonotonicClock()
         self._sessions = Sessions(model.tokenizer)
-        self._arena = Arena(self._budget.arena_bytes)
         self._scheduler = self._make_scheduler()
+        # Last of what can fail: from here on a thread touches its pages, and whoever owns it must close it.
+        self._arena = Arena(self._budget.arena_bytes)
         self._submitting = threading.Lock()
         self._submitted = (0, 0)
         """Sequences and prompt tokens that the published state does not count yet."""
