@@ -67,8 +67,10 @@ def test_a_next_turn_that_reuses_all_earlier_tokens_is_no_miss(session: str | No
 def test_what_was_never_computed_was_not_evicted() -> None:
     past = history()
     remember(past, chat(SYSTEM, ASKED), computed=3)
-    assert past.explain(chat(SYSTEM, ASKED), 3) is None
+    assert past.explain(chat(SYSTEM, ASKED), 3) == Miss("cold", 3, 0)
     assert past.explain(chat(SYSTEM, ASKED), 2) == Miss("evicted", 2, 0)
+    remember(past, chat(ASKED), ANSWER, computed=0)
+    assert past.explain(chat(ASKED), 0) == Miss("cold", 0, 0)
 
 
 def test_asking_again_for_a_shorter_prompt() -> None:
@@ -127,6 +129,23 @@ def test_an_answer_of_an_earlier_turn_can_be_retokenised_too() -> None:
     remember(past, chat(SYSTEM, ASKED, ANSWER, MORE), [3, 3])
     assert len(past) == 1  # the second continues the first
     assert past.explain(chat(SYSTEM, ASKED, [123], MORE, [3, 3], MORE), 8) == Miss("retokenised", 8, 2)
+
+
+def test_a_pause_leaves_nothing_behind() -> None:
+    past = history()
+    remember(past, chat(SYSTEM, ASKED, session="s"), [1])
+    remember(past, chat(SYSTEM, ASKED, session="s"), ANSWER)
+    assert (len(past), past.tokens) == (1, 11)
+    assert past.explain(chat(SYSTEM, ASKED, [12, 3], MORE, session="s"), 8) == Miss("retokenised", 8, 2)
+
+
+def test_sessions_that_go_the_same_way_are_both_remembered() -> None:
+    past = history()
+    remember(past, chat(SYSTEM, session="s"), [1])
+    remember(past, chat(SYSTEM, session="t"), [1, 2])
+    assert len(past) == 2
+    for session in "st":
+        assert past.explain(chat(SYSTEM, [9, 9], session=session), 5) == Miss("content_changed", 5, 1)
 
 
 def test_without_spans_the_text_is_compared_to_the_end() -> None:
@@ -191,13 +210,16 @@ def test_memory_is_bounded_in_sequences_and_tokens() -> None:
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 
 
-@given(st.lists(st.tuples(tokens, tokens, st.sampled_from([None, "s", "t"])), max_size=12), tokens, st.integers(0, 9))
+turns_of = st.lists(st.tuples(tokens, tokens, st.sampled_from([None, "s", "t"]), st.integers(0, 9)), max_size=12)
+
+
+@given(turns_of, tokens, st.integers(0, 9))
 def test_whatever_is_remembered_an_answer_is_well_formed(
-    turns: list[tuple[list[int], list[int], str | None]], asked: list[int], matched: int
+    turns: list[tuple[list[int], list[int], str | None, int]], asked: list[int], matched: int
 ) -> None:
     past = history(max_sequences=4)
-    for i, (prompt, answer, session) in enumerate(turns):
-        remember(past, chat(prompt, session=session, name=str(i)), answer)
+    for i, (prompt, answer, session, computed) in enumerate(turns):
+        remember(past, chat(prompt, session=session, name=str(i)), answer, min(computed, len(prompt)))
         assert past.tokens == sum(len(ids) for _, ids in past._past)
         assert sum(past._firsts.values()) == sum(map(len, past._sorted.values())) == len(past) <= 4
         assert all(turn in past._past.values() for session in past._sessions.values() for turn in session)

@@ -63,9 +63,10 @@ class History:
         ids = tuple(tokens)
         before = self._closest(request.scope, ids)
         generated: tuple[tuple[int, int], ...] = ()
-        if before and len(before.tokens) <= len(request.tokens) and ids[: len(before.tokens)] == before.tokens:
-            generated = before.generated
-            self._forget(before)
+        if before and ids[: len(before.tokens)] == before.tokens:  # an earlier turn, or this one before a pause
+            generated = tuple(run for run in before.generated if run[1] <= len(request.tokens))
+            if before.session_id in (None, request.session_id):
+                self._forget(before)
         if len(ids) > len(request.tokens):
             generated = (*generated, (len(request.tokens), len(ids)))
         if (request.scope, ids) in self._past:
@@ -96,8 +97,8 @@ class History:
         same = common_head(past.tokens, prompt)
         if matched < self._reusable(min(same, past.computed, len(prompt) - 1)):
             return self._miss("evicted", matched, request)
-        if same == len(past.tokens):
-            return None
+        if same == min(len(past.tokens), len(prompt)):  # nothing differs; the newest token never has KV yet
+            return None if past.computed >= same - 1 else self._miss("cold", matched, request)
         if matched > same and not known:
             return self._miss("cold", matched, request)
         return self._differs(request, past, same, known)

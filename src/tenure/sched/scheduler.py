@@ -433,8 +433,10 @@ class Scheduler:
     def _end(self, seq: Sequence, finish: Finish, cause: LimitCause | None, now: float) -> None:
         """End one sequence; its blocks go back with what is computed still cached."""
         if seq.lease is not None:
-            self.cache.release(seq.lease, seq.tokens, seq.computed, now, finish.value)
-            self._history.remember(seq.job.request, seq.tokens, seq.computed)
+            # What led to non-finite logits may be bad itself: nothing that only this sequence holds is trusted again.
+            valid = 0 if finish is Finish.ERROR else seq.computed
+            self.cache.release(seq.lease, seq.tokens, valid, now, finish.value)
+            self._history.remember(seq.job.request, seq.tokens, valid)
             del self._running[seq.id]
             seq.lease = None
         else:
