@@ -1,4 +1,7 @@
-"""``python -m bench run`` measures, ``python -m bench show RESULTS.json`` prints a saved run again."""
+"""``python -m bench run`` measures, ``python -m bench show RESULTS.json`` prints a saved run again.
+
+Without arguments: ``run --all``, which is what ``make bench`` does.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ def arguments() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run; 0 when no goal that could be judged was missed, 1 when one was, 2 for a wrong command line."""
-    options = arguments().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    options = arguments().parse_args(given or ["run", "--all"])
     if options.command == "show":
         results = json.loads(options.results.read_text())
     else:
@@ -54,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"unknown workloads {unknown}; known: {NAMES}" if unknown else "--reps must be ≥ 1", file=sys.stderr)
             return 2
         out = options.out or RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
-        results = run(targets, names, out, repetitions=options.reps, all_solo=options.solo)
+        results = run(targets, names, out, repetitions=options.reps, all_solo=options.solo, steps=options.all)
     print(render(results))
     kept = [Target(**entry) for entry in results["targets"]]
     verdicts = judge(kept, figures(results["measurements"]))

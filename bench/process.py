@@ -68,10 +68,9 @@ class Child:
         """End it and all it started."""
         self._signal(signal.SIGKILL)
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        if self.process.stdin is not None:  # stdout belongs to whoever reads it, who has to see its end
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -80,6 +79,17 @@ class Child:
     def rss_mib(self) -> float:
         """Resident memory of it and its descendants, MiB."""
         return sum(_rss_kib(pid) for pid in _tree(self.pid)) / 1024
+
+    def mapping_rss_mib(self, at_least: int) -> float:
+        """What is resident of its mappings of `at_least` bytes or more (an arena that is touched only in part), MiB."""
+        total, size = 0, 0
+        for line in Path(f"/proc/{self.pid}/smaps").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "Size":
+                size = int(value.split()[0]) * 1024
+            elif name == "Rss" and size >= at_least:
+                total += int(value.split()[0])
+        return total / 1024
 
     def cpu_s(self) -> float:
         """Processor seconds that it and its living descendants have used."""

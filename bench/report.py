@@ -34,6 +34,8 @@ ROWS = (
     ("start", "ready_s", "start to ready, s", "{:.2f}"),
     ("memory", "peak_rss_mib", "peak RSS, MiB", "{:.0f}"),
     ("memory", "overhead_mib", "RSS above accounted, MiB", "{:.0f}"),
+    ("step", "step_ms", "step of 16, ms", "{:.1f}"),
+    ("step", "python_share", "Python's share of it", "{:.1%}"),
 )
 
 
@@ -48,7 +50,7 @@ def figures(measurements: Sequence[dict[str, Any]]) -> Figures:
     for (target, workload, name), value in list(medians.items()):
         if name.endswith(("_s", "_tps")) and not _valid(target, workload, samples):
             medians[target, workload, name] = math.nan
-        if name == "peak_rss_mib":
+        if name in ("peak_rss_mib", "overhead_mib"):
             before = medians.get((target, "memory", name), 0.0)
             medians[target, "memory", name] = max(before, value)
     return medians

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -14,13 +15,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.process import Watch
+from bench.process import Child, Watch
 from bench.targets import Running, Target, command, missing, start
 from tenure.cli.bench_client import Workload, load, measure, solo
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared/bench/workloads.json"
 WARM = 32
+SETTLE_S = 30.0
+STEP_TIMEOUT_S = 400
 
 
 class Run:
@@ -97,7 +100,7 @@ class Run:
             del self.running[target.name]
         try:
             running = await start(target, workload, self.logs)
-        except (RuntimeError, OSError, TimeoutError) as failure:
+        except (RuntimeError, ValueError, OSError, TimeoutError) as failure:
             self.skip(target, f"{type(failure).__name__}: {failure}")
             self.targets.remove(target)
             return
@@ -105,6 +108,7 @@ class Run:
         self.results["versions"][target.name] = running.version
         if running.start_s is not None:
             self.note(target, "start", {"ready_s": running.start_s})
+        await _settle(running.child)
         await running.endpoint.complete(list(range(1000, 1000 + WARM)), 8)
         running.pause()
 
@@ -118,7 +122,37 @@ class Run:
         if workload.kv_tokens and compared and repetition == 0:
             alone = await solo(running.endpoint, workload, repetition)
             figures["equal_to_solo"] = sum(a == b for a, b in zip(alone, answers or [], strict=True))
+        overhead = await running.overhead_mib()
+        if overhead is not None:
+            figures["overhead_mib"] = overhead
         self.note(running.target, workload.name, figures, repetition=repetition, foreign=round(watch.foreign, 3))
+
+    def steps(self) -> None:
+        """Python's share of a step of each of our formats (`bench/step.py`), once nothing else runs."""
+        for target in self.targets:
+            if not target.ours:
+                continue
+            line = [sys.executable, "-m", "bench.step", "--weights", target.variant, "--json"]
+            try:
+                asked = subprocess.run(
+                    line, cwd=ROOT, capture_output=True, text=True, timeout=STEP_TIMEOUT_S, check=True
+                )
+            except (subprocess.SubprocessError, OSError) as failure:
+                self.results["skipped"]["bench.step"] = f"{failure} {getattr(failure, 'stderr', '')}"[-600:]
+                continue
+            self.note(target, "step", json.loads(asked.stdout))
+
+
+async def _settle(child: Child | None) -> None:
+    """Wait until the memory of a freshly started target stops growing: some touch theirs in the background."""
+    before = -1.0
+    deadline = time.perf_counter() + SETTLE_S
+    while child and time.perf_counter() < deadline:
+        now = child.rss_mib()
+        if now - before < 2.0:
+            return
+        before = now
+        await asyncio.sleep(0.5)
 
 
 def _without_port(line: list[str]) -> list[str]:
@@ -147,11 +181,14 @@ def _say(line: str) -> None:
 
 
 def run(
-    targets: Sequence[Target], names: Sequence[str], results: Path, *, repetitions: int, all_solo: bool
+    targets: Sequence[Target], names: Sequence[str], results: Path, *, repetitions: int, all_solo: bool, steps: bool
 ) -> dict[str, Any]:
-    """Measure, save under `results`, and return what was saved."""
+    """Measure, save as `results`, and return what was saved. With `steps`, also what a step's time goes into."""
     results.parent.mkdir(parents=True, exist_ok=True)
     this = Run(targets, results, repetitions=repetitions, all_solo=all_solo)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended, as by Ctrl-C
     asyncio.run(this.all(names))
+    if steps:
+        this.steps()
     results.write_text(json.dumps(this.results, indent=1))
     return this.results

@@ -174,6 +174,14 @@ class Running:
     start_s: float | None = None
     version: str = ""
 
+    async def overhead_mib(self) -> float | None:
+        """Resident memory that is neither weights nor arena, MiB; None where the server does not tell those."""
+        if not (self.child and self.target.ours and isinstance(self.endpoint, HttpEndpoint)):
+            return None
+        budget = json.loads((await self.endpoint.get("/v1/kv"))[1])["budget"]
+        arena_mib = self.child.mapping_rss_mib(budget["arena_bytes"])
+        return self.child.rss_mib() - budget["weight_bytes"] / 2**20 - arena_mib
+
     def pause(self) -> None:
         """Stop its clock while others are measured."""
         if self.child:
@@ -193,7 +201,9 @@ class Running:
 async def start(target: Target, workload: Workload, logs: Path) -> Running:
     """Start a target for a workload and wait until it takes requests. RuntimeError tells why it does not."""
     if target.kind == "url":
-        return Running(target, HttpEndpoint(target.variant), [target.variant], version="as served")
+        served = HttpEndpoint(target.variant)
+        await served.discover()
+        return Running(target, served, [target.variant], version="as served")
     port = free_port()
     line = command(target, workload, port)
     piped = target.kind in ("vllm", "openvino")
@@ -212,7 +222,9 @@ async def start(target: Target, workload: Workload, logs: Path) -> Running:
             dialect = "llamacpp" if target.kind == "llamacpp" else "openai"
             http = HttpEndpoint(f"http://127.0.0.1:{port}", dialect=dialect)
             await _ready(http, "/ready" if target.ours else "/health", child)
-            return Running(target, http, comparable, child, time.perf_counter() - began, _version(target))
+            ready_s = time.perf_counter() - began
+            await http.discover()
+            return Running(target, http, comparable, child, ready_s, _version(target))
     except BaseException:
         child.kill()
         raise

@@ -1,7 +1,7 @@
 """Write the workloads' token ids as a file: ``python -m bench.workloads OUT.json [SEED]``.
 
-A run takes them from ``../shared/bench/workloads.json`` when that is there and otherwise makes these in memory, so the file is
-for looking at them, or for giving the same prompts to something else.
+A run takes them from ``../shared/bench/workloads.json`` when that is there and otherwise makes these in memory; the
+file is for looking at them, or for giving the same prompts to something else.
 """
 
 from __future__ import annotations

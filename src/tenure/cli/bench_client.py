@@ -225,6 +225,13 @@ class HttpEndpoint:
             return Reply(sent, error=f"{type(failure).__name__}: {failure}")
         return read_reply(sent, arrivals)
 
+    async def discover(self) -> None:
+        """Ask the server for its model's name. ValueError when it does not tell."""
+        status, body = await self.get("/v1/models")
+        if status != 200:
+            raise ValueError(f"{self.url}/v1/models answers {status or 'nothing'}: {body[:200]!r}")
+        self.model = json.loads(body)["data"][0]["id"]
+
     async def get(self, path: str, timeout_s: float = 5.0) -> tuple[int, bytes]:
         """Status and body of a GET; status 0 when nobody answers."""
         try:
