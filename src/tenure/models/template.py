@@ -29,6 +29,9 @@ _MARK = f"\ue000{secrets.randbelow(10**20):020}."
 
 Digits survive any change of case, so a template that writes a content in two ways is found out."""
 
+_MOST_RENDERED = 250_000
+"""Messages rendered at most, all prefixes together, to find where each message ends."""
+
 
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it is just text."""
@@ -104,7 +107,7 @@ class ChatTemplate:
         """
         text = self.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
         ids, ends = tokenizer.encode_with_ends(text)
-        return ids, _spans(self._borders(messages, text, **kwargs), ends)
+        return ids, _spans(self._borders(messages, text, kwargs), ends)
 
     def render_with_turns(
         self,
@@ -136,12 +139,11 @@ class ChatTemplate:
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """`render_with_turns` and the ranges of `render_spans` in one."""
         marked, kept, text = self._mark(messages, turns, add_generation_prompt, kwargs)
-        borders = self._borders(marked, text, **kwargs)
-        pieces = self._cut(marked, kept, text, turns, kwargs)
+        borders = self._borders(marked, text, kwargs)
         ids: list[int] = []
         ends: list[int] = []
         last: Sequence[int] = ()
-        for start, end, turn in pieces:
+        for start, end, turn in self._cut(marked, kept, text, borders, kwargs):
             if turn is None:
                 skipped = _already_written(text[start:end], last, tokenizer)
                 piece, piece_ends = tokenizer.encode_with_ends(text[start + skipped : end], inside=start > 0)
@@ -174,33 +176,67 @@ class ChatTemplate:
         marked: Sequence[Message],
         kept: Sequence[int],
         text: str,
-        turns: Mapping[int, Sequence[int]],
+        borders: Sequence[int],
         kwargs: dict[str, Any],
     ) -> list[tuple[int, int, int | None]]:
         """The text as ranges [start, end): plain ones (None) and the placeholders (the index of their turn)."""
+        if not kept:
+            return [(0, len(text), None)]
+        opening = self._opening(marked, kwargs)
         pieces: list[tuple[int, int, int | None]] = []
         at = 0
         for i in kept:
             start = text.index(_placeholder(i))
             end = start + len(_placeholder(i))
-            stop = start
-            prompt = self._try(marked[:i], True, kwargs)
-            # What the model was given then may lack white space that the template now puts before an answer.
-            if prompt is not None and at <= len(prompt) <= start and text.startswith(prompt):
-                stop = len(prompt) if not text[len(prompt) : start].strip() else start
+            # The model was given the messages before and the opening of its turn. White space that the template now
+            # puts between them and the answer was not there then.
+            given = (borders[i - 1] if i else 0) + len(opening)
+            fits = at <= given <= start and text.startswith(opening, given - len(opening))
+            stop = given if fits and not text[given:start].strip() else start
             pieces += [(at, stop, None), (start, end, i)]
             at = end
         pieces.append((at, len(text), None))
         return pieces
 
-    def _borders(self, messages: Sequence[Message], text: str, **kwargs: Any) -> list[int]:
+    def _opening(self, messages: Sequence[Message], kwargs: dict[str, Any]) -> str:
+        """What the generation prompt adds to a conversation."""
+        closed, opened = self._try(messages, False, kwargs), self._try(messages, True, kwargs)
+        return opened[len(closed) :] if closed is not None and opened is not None and opened.startswith(closed) else ""
+
+    def _borders(self, messages: Sequence[Message], text: str, kwargs: dict[str, Any]) -> list[int]:
         """For each message, the character of `text` at which its contribution ends; ascending."""
+        borders = self._borders_one_by_one(messages, text, kwargs)
+        return self._borders_by_prefixes(messages, text, kwargs) if borders is None else borders
+
+    def _borders_one_by_one(self, messages: Sequence[Message], text: str, kwargs: dict[str, Any]) -> list[int] | None:
+        """The borders when every message after the first is written as if it were the second; None when not so.
+
+        Most templates are like that, and then the cost is linear in the messages. The sum is checked, not believed.
+        """
+        head = self._try(messages[:1], False, kwargs)
+        if head is None or not text.startswith(head):
+            return None
+        borders = [len(head)]
+        for message in messages[1:]:
+            pair = self._try([messages[0], message], False, kwargs)
+            if pair is None or not pair.startswith(head) or not text.startswith(pair[len(head) :], borders[-1]):
+                return None
+            borders.append(borders[-1] + len(pair) - len(head))
+        return borders if self._try(messages, False, kwargs) == text[: borders[-1]] else None
+
+    def _borders_by_prefixes(self, messages: Sequence[Message], text: str, kwargs: dict[str, Any]) -> list[int]:
+        """Borders for any template: how far the rendering of each prefix of the conversation agrees with `text`.
+
+        That is quadratic, so in very long conversations only some borders are found, and the text of the messages
+        between two of them counts as the later one's.
+        """
+        step = max(1, len(messages) ** 2 // _MOST_RENDERED)
         borders: list[int] = []
         at = 0
         for count in range(1, len(messages) + 1):
-            prefix = self._try(messages[:count], False, kwargs)
-            if prefix is not None:
-                at = max(at, _common_prefix(prefix, text))
+            if count % step == 0 or count == len(messages):
+                prefix = self._try(messages[:count], False, kwargs)
+                at = at if prefix is None else max(at, _common_prefix(prefix, text))
             borders.append(at)
         return borders
 
