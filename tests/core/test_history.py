@@ -192,6 +192,13 @@ def test_the_same_sequence_again_is_remembered_once() -> None:
     assert (len(past), past.tokens) == (1, 11)
 
 
+def test_of_two_sessions_with_the_same_tokens_the_newer_is_remembered() -> None:
+    past = history()
+    for session in "st":
+        remember(past, chat(SYSTEM, ASKED, session=session), ANSWER)
+    assert (len(past), past.tokens, len(past._sessions)) == (1, 11, 1)
+
+
 def test_memory_is_bounded_in_sequences_and_tokens() -> None:
     past = history(max_sequences=3)
     for first in range(5):

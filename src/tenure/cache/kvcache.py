@@ -129,26 +129,21 @@ class KvCache:
         for node in nodes:
             self._reuse(node, len(node.tokens), now)
             self._hold(node)
-        blocks = [node.block for node in nodes]
+        tail: Node | None = None
         copies: tuple[CopyOp, ...] = ()
-        tail = None
         if plan.head and source:
             self._reuse(source, plan.head.tokens, now)
             if plan.head.whole:
-                self._hold(source)
-                blocks.append(source.block)
                 tail = source
+                self._hold(tail)
             else:
+                copies = (CopyOp(source.block, taken[0]),)
                 if source in self._leaves:  # it was just used: let it queue again
                     self._leaves.discard(source)
                     self._leaves.add(source)
-                copies = (CopyOp(source.block, taken[0]),)
+        blocks = [node.block for node in (*nodes, *([tail] if tail else []))]
         lease = Lease(
-            LeaseId(next(self._ids)),
-            plan.scope,
-            (*blocks, *taken),
-            plan.reused_tokens,
-            self._size * len(nodes),
+            LeaseId(next(self._ids)), plan.scope, (*blocks, *taken), plan.reused_tokens, self._size * len(nodes)
         )
         self._leases[lease.id] = Held(lease, nodes, tail, set(plan.promises))
         self._promises.update(dict.fromkeys(plan.promises, lease.id))
@@ -235,17 +230,13 @@ class KvCache:
         root = keys.root(ask.scope)
         path, head = self._reach(root, ask.tokens, len(ask.tokens) - 1)
         takes = self._blocks(ask.room) - len(path)
-        spared = {node for node in path if self._idle(node)}
-        if head:
-            source = self._index.nodes[head.key]
-            if head.whole:
-                takes -= 1
-                spared.add(source)
-            elif self._idle(source):
-                if self._shortfall(takes, len(spared) + 1):
-                    head = None  # its block is needed: better to compute a few tokens again than not to start
-                else:
-                    spared.add(source)
+        sources = [self._index.nodes[head.key]] if head else []
+        spared = {node for node in (*path, *sources) if self._idle(node)}
+        if head and head.whole:
+            takes -= 1
+        elif head and self._shortfall(takes, len(spared)):
+            head = None  # its block is needed: better to compute a few tokens again than not to start
+            spared.intersection_update(path)
         short = self._shortfall(takes, len(spared))
         if short:
             return short
