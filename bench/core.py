@@ -1,0 +1,96 @@
+"""What the pure core costs per call: ``python -m bench.core``. Microseconds, best of some, and the most they may be."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from tenure.cache import Ask, KvCache, Lease, Plan
+from tenure.events import FactLog
+from tenure.policy.eviction import Lru
+from tenure.spec import BLOCK_TOKENS, codec
+from tenure.types import Scope
+
+POOL = 100_000
+PROMPT = 6_000
+SCOPE = Scope("bench")
+
+
+def best_us(call: Callable[[], object], repeat: int = 30) -> float:
+    """Best microseconds of a call: what it costs when nothing else runs."""
+    times = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return 1e6 * min(times)
+
+
+def prompt(tokens: int) -> list[int]:
+    return [random.randrange(49_152) for _ in range(tokens)]
+
+
+class Session:
+    """A big pool, and sequences that come and go."""
+
+    def __init__(self) -> None:
+        self.cache = KvCache(POOL, BLOCK_TOKENS, codec=codec("bf16"), eviction=Lru(), facts=FactLog())
+        self.now = 0.0
+
+    def start(self, tokens: list[int]) -> Lease:
+        self.now += 0.001
+        plan = self.cache.plan(Ask(SCOPE, tokens, len(tokens)), self.now)
+        if not isinstance(plan, Plan):
+            raise RuntimeError(plan.reason)
+        return self.cache.apply(plan, self.now).lease
+
+    def end(self, lease: Lease, tokens: list[int]) -> None:
+        self.cache.release(lease, tokens, len(tokens), self.now, "bench")
+
+    def fill(self) -> None:
+        """Short conversations until nothing is free: about 25 000 leaves."""
+        while self.cache.counts().free > 8:
+            tokens = prompt(random.randrange(1, 6) * BLOCK_TOKENS + 5)
+            self.end(self.start(tokens), tokens)
+
+
+def measure() -> list[tuple[str, float, float]]:
+    """Name, microseconds, most allowed."""
+    session = Session()
+    cache = session.cache
+    long, blocks = prompt(PROMPT), PROMPT // BLOCK_TOKENS
+    commits = []
+    for _ in range(5):
+        other = prompt(PROMPT)
+        lease = session.start(other)
+        began = time.perf_counter()
+        lease = cache.commit(lease, other, PROMPT, session.now)
+        commits.append(1e6 * (time.perf_counter() - began) / blocks)
+        session.end(lease, other)
+    cold = best_us(lambda: cache.plan(Ask(SCOPE, long, PROMPT), session.now))
+    lease = cache.commit(session.start(long), long, PROMPT - 1, session.now)
+    rows = [
+        (f"match of {PROMPT} held tokens", best_us(lambda: cache.match(SCOPE, long)), 500.0),
+        (f"plan of {PROMPT} new tokens", cold, 1000.0),
+        (f"plan of {PROMPT} held tokens", best_us(lambda: cache.plan(Ask(SCOPE, long, PROMPT), session.now)), 500.0),
+        ("commit of a full block", min(commits), 10.0),
+        ("commit that fills no block", best_us(lambda: cache.commit(lease, long, PROMPT - 1, session.now)), 1.0),
+    ]
+    session.end(lease, long)
+    session.fill()
+    wanted = prompt((64 + cache.counts().free) * BLOCK_TOKENS)
+    ask = Ask(SCOPE, wanted, len(wanted))
+    rows.append(("plan with 64 victims of 100 000 blocks", best_us(lambda: cache.plan(ask, session.now)), 1000.0))
+    cache.check()
+    return rows
+
+
+def main() -> None:
+    random.seed(1)
+    for name, us, most in measure():
+        print(f"{name:42} {us:9.2f} µs   (at most {most:g})")
+
+
+if __name__ == "__main__":
+    main()
