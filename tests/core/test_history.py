@@ -227,7 +227,7 @@ def test_whatever_is_remembered_an_answer_is_well_formed(
     past = history(max_sequences=4)
     for i, (prompt, answer, session, computed) in enumerate(turns):
         remember(past, chat(prompt, session=session, name=str(i)), answer, min(computed, len(prompt)))
-        assert past.tokens == sum(len(ids) for _, ids in past._past)
+        assert past.tokens == sum(map(len, past._past.values()))
         assert sum(past._firsts.values()) == sum(map(len, past._sorted.values())) == len(past) <= 4
         assert all(turn in past._past.values() for session in past._sessions.values() for turn in session)
     miss = past.explain(chat(asked, session="s"), min(matched, len(asked) - 1))

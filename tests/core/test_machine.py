@@ -308,5 +308,5 @@ TestOneToken = machine(OneToken, 40)
 @pytest.mark.parametrize("kind", [CacheMachine, WholeBlocks, OneToken])
 def test_for_long(kind: type[CacheMachine]) -> None:
     run_state_machine_as_test(
-        kind, settings=settings(max_examples=1500, stateful_step_count=60, deadline=None, suppress_health_check=ALL)
+        kind, settings=settings(max_examples=500, stateful_step_count=60, deadline=None, suppress_health_check=ALL)
     )
