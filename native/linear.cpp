@@ -216,11 +216,13 @@ void linear(const Linear& w, const LinearCall& call, Scratch& scratch, Team& tea
     }
     // An item is a run of panels for a chunk of rows: enough items that a thread which is taken away leaves little
     // behind, not so many that claiming them shows; rows few enough to stay in the L2 cache beside a panel.
-    constexpr int kRows = 240, kTile = 12;
-    constexpr std::size_t kItemBytes = 64 << 10;
-    const int panels = w.panels(), chunks = (call.m + kRows - 1) / kRows;
+    constexpr int kTile = 12, kMostRows = 240;
+    constexpr int64_t kItemBytes = 64 << 10, kRowBytes = 512 << 10;
+    const int64_t row_bytes = w.format == Format::f32 ? int64_t(w.k) * 4 : block.x_stride;
+    const int most_rows = int(std::clamp<int64_t>(kRowBytes / row_bytes, 2 * kTile, kMostRows));
+    const int panels = w.panels(), chunks = (call.m + most_rows - 1) / most_rows;
     const int rows = (call.m + chunks * kTile - 1) / (chunks * kTile) * kTile;  // even chunks of whole tiles
-    const int most = std::max(1, int(kItemBytes / w.panel_bytes()));
+    const int most = std::max(1, int(kItemBytes / int64_t(w.panel_bytes())));
     const int run = call.m > 16 ? 1 : std::clamp(panels / (8 * team.threads()), 1, most);
     const int runs = (panels + run - 1) / run;
     team.run(runs * chunks, [&](int item, int) {

@@ -78,6 +78,16 @@ def test_wide_layers_split_over_items_are_invariant(fmt: oracle.Format) -> None:
         assert np.array_equal(layer.forward(x[first : first + m], threads=3), whole[first : first + m])
 
 
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_deep_layers_in_small_row_chunks_are_invariant(fmt: oracle.Format) -> None:
+    """Deep enough that few rows fill the L2 cache, so that 101 rows are several chunks of whole tiles and a rest."""
+    layer = pack(make_weights(fmt, 40, 16384))
+    x = make_rows(101, 16384)
+    whole = layer.forward(x, threads=2)
+    for first, m in ((0, 1), (23, 2), (24, 1), (36, 36), (60, 41), (100, 1)):
+        assert np.array_equal(layer.forward(x[first : first + m]), whole[first : first + m])
+
+
 @pytest.mark.skipif("avx2" not in ISAS, reason="needs AVX2")
 @pytest.mark.parametrize("fmt", ["f32", "int8", "int4"])
 def test_instruction_sets_with_fma_agree_to_the_bit(fmt: oracle.Format) -> None:
