@@ -72,7 +72,7 @@ $(DEV_ENV)/.installed: pyproject.toml
 	@echo "$(CURDIR)/src" > $$($(DEV) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tenure-dev.pth
 	@touch $@
 
-bench: native ## the workloads of docs/benchmarks.md on this machine, beside whatever peers are installed
+bench: native ## measure Tenure beside whatever peers are installed; ratios from one run
 	$(DEV) -m bench $(ARGS)
 
 docs: $(DEV_ENV)/.installed ## write the generated pages again

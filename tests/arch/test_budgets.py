@@ -67,5 +67,9 @@ def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Parameters of a function. A declaration without a body describes another one, a native one say: not counted."""
+    last = node.body[-1]
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant) and last.value.value is Ellipsis:
+        return 0
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     return len([argument for argument in arguments if argument.arg not in ("self", "cls")])
