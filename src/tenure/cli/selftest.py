@@ -25,7 +25,7 @@ def linear_kernels() -> str:
     worst = dict.fromkeys(TOLERANCE, 0.0)
     x = rng.standard_normal((19, 96), dtype=np.float32)
     for name in TOLERANCE:
-        layer = _native.Linear(name, *_weights(name, rng, rows=70, columns=96))
+        layer = _layer(name, rng, rows=70, columns=96)
         expected = x @ layer.dequantise().T
         for isa in _native.isas():
             got = layer.forward(x, threads=2, isa=isa)
@@ -39,16 +39,17 @@ def linear_kernels() -> str:
     return f"equal to numpy on {', '.join(_native.isas())} (relative error {errors}); rows invariant"
 
 
-def _weights(name: str, rng: np.random.Generator, rows: int, columns: int) -> tuple[NDArray[np.generic], ...]:
-    """Random weights in the arrays that the packer takes for a format."""
+def _layer(name: str, rng: np.random.Generator, rows: int, columns: int) -> _native.Linear:
+    """A layer of random weights, [rows, columns], in one of the formats."""
     if name in ("f32", "bf16"):
         values = rng.standard_normal((rows, columns), dtype=np.float32)
-        return (values,) if name == "f32" else ((values.view(np.uint32) >> 16).astype(np.uint16),)
+        return _native.Linear(name, values if name == "f32" else (values.view(np.uint32) >> 16).astype(np.uint16))
     scale = (rng.random((rows, columns // 32), dtype=np.float32) * 0.02 + 0.01).astype(np.float16)
     if name == "int8":
-        return rng.integers(-127, 128, (rows, columns), dtype=np.int8), scale.view(np.uint16)
+        return _native.Linear(name, rng.integers(-127, 128, (rows, columns), dtype=np.int8), scale.view(np.uint16))
     low = (scale * np.float16(-8)).astype(np.float16)
-    return rng.integers(0, 16, (rows, columns), dtype=np.uint8), scale.view(np.uint16), low.view(np.uint16)
+    values4 = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+    return _native.Linear(name, values4, scale.view(np.uint16), low.view(np.uint16))
 
 
 def attention_kernels() -> str:
