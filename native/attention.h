@@ -42,6 +42,11 @@ struct Span {
     int head_dim;
 
     int visible_to(int row) const { return visible + row / group; }
+    // The first token that no row sees.
+    int seen_end() const {
+        const int seen = visible_to(rows - 1);
+        return end < seen ? end : seen;
+    }
     const float* query(int row) const { return q + row / group * q_stride + row % group * head_dim; }
     const uint8_t* tile(int token) const {
         return head + blocks[token / kBlockTokens] + token % kBlockTokens / kTileTokens * tile_bytes;
@@ -75,7 +80,10 @@ namespace avx512 { extern const AttentionKernels attention_table; }
 const AttentionKernels& attention_kernels(const Isa& isa);
 
 constexpr int kMaxTileRows = 128;  // rows a span kernel takes at once
-constexpr std::size_t span_scratch_bytes() { return std::size_t(kMaxTileRows) * kMaxHeadDim * 4 + 65536; }
+// Per row its query in bf16, its lane sums and what it sees; and the V of one tile. A multiple of a cache line.
+constexpr std::size_t span_scratch_bytes() {
+    return kMaxTileRows * (2 * kMaxHeadDim + 64 + sizeof(int)) + 2 * kTileTokens * kMaxHeadDim;
+}
 
 // The ragged batch of a step: rows of sequence s are [seq_rows[s], seq_rows[s + 1]) at positions first_pos[s], …
 struct Batch {

@@ -21,9 +21,9 @@ struct Step {
 };
 
 struct Work {
-    const uint16_t* q;  // [rows][head_dim] bf16
-    float* l;           // [rows][16] lane sums
-    int* visible;       // [rows] tokens the row sees; ascends
+    uint16_t* q;   // [rows][head_dim] bf16
+    float* l;      // [rows][16] lane sums
+    int* visible;  // [rows] tokens the row sees; ascends
 };
 
 TENURE_INLINE __m512i pair_at(const uint16_t* p) {
@@ -165,24 +165,27 @@ void step_all_rows(const Span& span, const Step& step, const Work& work, const P
 
 // A copy of the V of a tile with zeros for the tokens that are not written: zero times a stale NaN is not zero.
 const uint8_t* clean_values(const uint8_t* v, int written, int head_dim, uint8_t* to) {
-    const int64_t pair_bytes = 4 * head_dim;
-    std::memset(to, 0, kTileTokens / 2 * pair_bytes);
-    std::memcpy(to, v, written / 2 * pair_bytes);
+    const int64_t pair_bytes = 4 * head_dim, whole = written / 2 * pair_bytes;
+    std::memcpy(to, v, whole);
+    std::memset(to + whole, 0, kTileTokens / 2 * pair_bytes - whole);
     if (written % 2)
-        for (int d = 0; d < head_dim; d++) std::memcpy(to + written / 2 * pair_bytes + 4 * d, v + written / 2 * pair_bytes + 4 * d, 2);
+        for (int d = 0; d < head_dim; d++) std::memcpy(to + whole + 4 * d, v + whole + 4 * d, 2);
     return to;
 }
 
-int end_of(const Span& span) {
-    const int seen = span.visible_to(span.rows - 1);
-    return span.end < seen ? span.end : seen;
+// Nobody else asks for it in time: the step before, if there is one, belongs to another span.
+void prefetch_first_step(const Span& span) {
+    const int end = span.seen_end();
+    for (int token = span.begin; token < end && token < span.begin + kStepTokens; token += kTileTokens)
+        for (int64_t at = 0; at < span.tile_bytes; at += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(span.tile(token) + at), _MM_HINT_T1);
 }
 
-void prepare_rows(const Span& span, const Part& part, uint16_t* q, const Work& work) {
+void prepare_rows(const Span& span, const Part& part, const Work& work) {
     for (int r = 0; r < span.rows; r++) {
         const float* from = span.query(r);
         for (int d = 0; d < span.head_dim; d += 16)
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + r * span.head_dim + d),
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(work.q + r * span.head_dim + d),
                                 (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + d)));
         part.m[r] = kLowest;
         _mm512_store_ps(work.l + 16 * r, _mm512_setzero_ps());
@@ -191,37 +194,35 @@ void prepare_rows(const Span& span, const Part& part, uint16_t* q, const Work& w
     std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
 }
 
+Step step_at(const Span& span, int begin, int end, uint8_t* clean) {
+    Step step;
+    step.begin = begin;
+    const int tokens = end - begin < kStepTokens ? end - begin : kStepTokens;
+    step.tiles = (tokens + kTileTokens - 1) / kTileTokens;
+    const int last = step.tiles - 1, last_token = begin + kTileTokens * last;
+    for (int i = 0; i < kTilesPerStep; i++) {
+        const int token = i < last ? begin + kTileTokens * i : last_token, ahead = token + kStepTokens;
+        step.k[i] = span.tile(token);
+        step.v[i] = step.k[i] + span.tile_bytes / 2;
+        step.next[i] = begin + kStepTokens < end ? span.tile(ahead < end ? ahead : end - 1) : nullptr;
+    }
+    if (span.filled - last_token < kTileTokens)
+        step.v[last] = clean_values(step.v[last], span.filled - last_token, span.head_dim, clean);
+    return step;
+}
+
 }  // namespace
 
 void span_bf16(const Span& span, const Part& part, void* scratch) {
     auto* l = static_cast<float*>(scratch);
     auto* clean = reinterpret_cast<uint8_t*>(l + 16 * kMaxTileRows);
     auto* q = reinterpret_cast<uint16_t*>(clean + 2 * kTileTokens * kMaxHeadDim);
-    const int first_tokens = end_of(span) - span.begin;
-    for (int t = 0; t < first_tokens && t < kStepTokens; t += kTileTokens)
-        for (int64_t at = 0; at < span.tile_bytes; at += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(span.tile(span.begin + t) + at), _MM_HINT_T1);
     const Work work{q, l, reinterpret_cast<int*>(q + kMaxTileRows * kMaxHeadDim)};
-    prepare_rows(span, part, q, work);
-    const int64_t v_offset = 2 * kTileTokens * span.head_dim;
-    const int end = end_of(span);
-    for (int begin = span.begin; begin < end; begin += kStepTokens) {
-        Step step;
-        step.begin = begin;
-        const int tokens = end - begin < kStepTokens ? end - begin : kStepTokens;
-        step.tiles = (tokens + kTileTokens - 1) / kTileTokens;
-        for (int i = 0; i < kTilesPerStep; i++) {
-            const int token = begin + kTileTokens * (i < step.tiles ? i : step.tiles - 1);
-            step.k[i] = span.tile(token);
-            step.v[i] = step.k[i] + v_offset;
-            const int ahead = token + kStepTokens;
-            step.next[i] = begin + kStepTokens < end ? span.tile(ahead < end ? ahead : end - 1) : nullptr;
-        }
-        const int last = begin + kTileTokens * (step.tiles - 1);
-        if (span.filled - last < kTileTokens)
-            step.v[step.tiles - 1] = clean_values(step.v[step.tiles - 1], span.filled - last, span.head_dim, clean);
-        step_all_rows(span, step, work, part);
-    }
+    prefetch_first_step(span);
+    prepare_rows(span, part, work);
+    const int end = span.seen_end();
+    for (int begin = span.begin; begin < end; begin += kStepTokens)
+        step_all_rows(span, step_at(span, begin, end, clean), work, part);
     for (int r = 0; r < span.rows; r++) part.l[r] = _mm512_reduce_add_ps(_mm512_load_ps(l + 16 * r));
 }
 

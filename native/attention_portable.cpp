@@ -156,8 +156,7 @@ void span(const Span& span, const Part& part, void* scratch) {
         l[r] = f32x16{};
     }
     std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
-    const int seen = span.visible_to(span.rows - 1);
-    const int end = span.end < seen ? span.end : seen;
+    const int end = span.seen_end();
     for (int begin = span.begin; begin < end; begin += kStepTokens) {
         Step step;
         step.begin = begin;
