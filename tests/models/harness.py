@@ -170,7 +170,7 @@ def write_gguf(
         chosen = next((k for part, k in (kinds or {}).items() if part in name), kind)
         quant = gguf.GGMLQuantizationType[chosen if tensor.ndim > 1 else "F32"]
         values = gguf.quantize(_interleave(name, tensor.float().numpy(), config), quant)
-        writer.add_tensor(table.get_name(name, try_suffixes=(".weight",)), values, raw_dtype=quant)
+        writer.add_tensor(table.get_name(name, try_suffixes=(".weight", ".bias")), values, raw_dtype=quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -179,10 +179,10 @@ def write_gguf(
 
 def _interleave(name: str, values: F32, config: LlamaConfig) -> F32:
     """llama.cpp's order of the rows of q and k: the two halves of a head take turns."""
-    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+    if "q_proj" not in name and "k_proj" not in name:
         return values
     heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-    return np.ascontiguousarray(values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape))
+    return np.ascontiguousarray(values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape))
 
 
 def tiny_tokenizer(size: int = 320) -> dict[str, Any]:

@@ -65,6 +65,10 @@ def test_a_plain_config() -> None:
     assert hf(head_dim=64).shape.head_dim == 64
     assert hf(architectures=["MistralForCausalLM"], sliding_window=None).architecture == "MistralForCausalLM"
     assert hf(sliding_window=2048).shape == s
+    # transformers gives a Mistral without the field a window of 4096.
+    assert hf(architectures=["MistralForCausalLM"]).shape.context_length == 2048
+    with pytest.raises(UnsupportedModel, match="sliding_window 4096"):
+        hf(architectures=["MistralForCausalLM"], max_position_embeddings=8192)
 
 
 SCALINGS = {

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from tenure import models
 from tenure.errors import BrokenFile, InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
-from tenure.models import hf, loader, tokenizer
+from tenure.models import hf, loader, sources, tokenizer
 from tenure.models.fields import Fields
 
 TINY: dict[str, Any] = {
@@ -180,7 +180,14 @@ def test_a_gguf_with_rope_factors(tmp_path: Path) -> None:
 
 
 def fused(part: str) -> list[str]:
-    return [f"layers.0.{p}" for p in loader._FUSED[part]]
+    return [f"layers.0.{p}" for p in sources.FUSED[part]]
+
+
+def test_a_gguf_with_biases(tmp_path: Path) -> None:
+    model = random_model(attention_bias=True, mlp_bias=True)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, model, "F32", tiny_tokenizer())
+    check(model, path)
 
 
 def test_fused_matrices_of_mixed_types(tmp_path: Path) -> None:
@@ -190,7 +197,7 @@ def test_fused_matrices_of_mixed_types(tmp_path: Path) -> None:
     made = models.load(str(path))
     assert "int8 (Q4_0+Q8_0)" in made.weights
     assert "f32 (Q4_1+F16)" in made.weights
-    source = loader._GgufSource(path)
+    source = sources.GgufSource(path)
     parts = fused("qkv")
     whole = loader.weights.to_f32(loader._matrix(source, parts, "auto"))
     apart = [loader.weights.to_f32(loader._matrix(source, [part], "auto")) for part in parts]
@@ -358,6 +365,16 @@ def test_sources_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         models.load("owner/name")
 
 
+def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError("not yours")
+
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelNotFound, match=r"a\.gguf: it cannot be read: not yours"):
+        models.load(str(tmp_path / "a.gguf"))
+
+
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hub:
         @staticmethod
@@ -428,5 +445,5 @@ def test_the_embedded_model_is_found_without_importing_it() -> None:
 
 
 def test_no_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "_EMBEDDED_PACKAGE", "no_such_package_here")
+    monkeypatch.setattr(sources, "_EMBEDDED_PACKAGE", "no_such_package_here")
     assert models.find_default() is None

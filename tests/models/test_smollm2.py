@@ -15,7 +15,7 @@ from tests.models import harness
 from transformers import LlamaForCausalLM
 
 from tenure import models
-from tenure.models import loader
+from tenure.models import loader, sources
 from tenure.models.loader import Model
 
 PROMPTS = [
@@ -121,7 +121,7 @@ def test_divergence_from_the_oracle(
 def test_the_files_blocks_are_kept_bit_for_bit(path: Path) -> None:
     """Under `auto` each matrix dequantises to exactly what gguf-py reads, q and k rows back in order."""
     reader = {t.name: t for t in gguf.GGUFReader(path).tensors}
-    source = loader._GgufSource(path)
+    source = sources.GgufSource(path)
     for layer in (0, 29):
         for ours, theirs in (("q", "attn_q"), ("k", "attn_k"), ("v", "attn_v"), ("up", "ffn_up"), ("down", "ffn_down")):
             tensor = reader[f"blk.{layer}.{theirs}.weight"]

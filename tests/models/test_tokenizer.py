@@ -204,6 +204,8 @@ def test_sentencepiece_ids_equal_transformers(llama_oracle: LlamaTokenizer, text
     made = tokenizer.from_gguf(llama_fields())
     want = llama_oracle.encode(text, add_special_tokens=False)
     assert made.encode(text) == want
+    if "<" not in text:
+        assert made.encode(text, special=False) == want
     assert made.decode(want) == llama_oracle.decode(want, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     stream = made.stream()
     assert "".join([*map(stream.push, want), stream.finish()]) == made.decode(want)
@@ -257,6 +259,7 @@ BAD_GGUF = {
     "merge": ({"tokenizer.ggml.merges": ["alone"]}, BrokenFile, "'alone' is not a pair"),
     "foreign merge": ({"tokenizer.ggml.merges": ["日 本"]}, BrokenFile, "do not fit"),
     "types": ({"tokenizer.ggml.token_type": [1]}, BrokenFile, "token_type has 1 entries, expected 320"),
+    "too many": ({}, BrokenFile, "320 tokens, but the model knows only 319"),
     "eos": ({"tokenizer.ggml.eos_token_id": 320}, BrokenFile, "eos_token_id is 320, expected 0 to 319"),
 }
 
@@ -265,7 +268,7 @@ BAD_GGUF = {
 def test_bad_gguf_tokenizers(name: str) -> None:
     changes, error, says = BAD_GGUF[name]
     with pytest.raises(error, match=says):
-        tokenizer.from_gguf(Fields("m.gguf", tiny_tokenizer() | changes))
+        tokenizer.from_gguf(Fields("m.gguf", tiny_tokenizer() | changes), 320 if changes else 319)
 
 
 def save_hf(directory: Path, made: Any, **settings: Any) -> Fields:
@@ -308,6 +311,12 @@ def test_templates_by_name(smol_as_published: Any, tmp_path: Path) -> None:
     save_hf(tmp_path, smol_as_published, chat_template=7)
     with pytest.raises(BrokenFile, match="chat_template must be a string"):
         hf.load_tokenizer(tmp_path, config, 49152)
+
+
+def test_more_tokens_than_the_model_knows(smol_as_published: Any, tmp_path: Path) -> None:
+    config = save_hf(tmp_path, smol_as_published)
+    with pytest.raises(BrokenFile, match="it has the token id 49151, but the model knows only ids below 49151"):
+        hf.load_tokenizer(tmp_path, config, 49151)
 
 
 def test_bad_hugging_face_tokenizers(tmp_path: Path) -> None:

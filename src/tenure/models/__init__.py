@@ -9,15 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tenure.models.loader import Model, ModelInfo, find_default, inspect, load
+    from tenure.models.loader import Model, load
+    from tenure.models.sources import ModelInfo, find_default, inspect
     from tenure.models.template import ChatTemplate
     from tenure.models.tokenizer import TextDecoder, Tokenizer
 
 _HOMES = {
     "Model": "loader",
-    "ModelInfo": "loader",
-    "find_default": "loader",
-    "inspect": "loader",
+    "ModelInfo": "sources",
+    "find_default": "sources",
+    "inspect": "sources",
     "load": "loader",
     "ChatTemplate": "template",
     "TextDecoder": "tokenizer",

@@ -105,7 +105,9 @@ def from_hf(fields: Fields) -> Config:
         context_length=fields.integer("max_position_embeddings", 1, 1 << 31),
     )
     _check_shape(fields.where, shape)
-    window = fields.integer("sliding_window", 1, 1 << 31, shape.context_length)
+    # Mistral's own default is a window; only a config that says null has none.
+    windowed = architecture == "MistralForCausalLM" and not fields.given("sliding_window")
+    window = fields.integer("sliding_window", 1, 1 << 31, 4096 if windowed else shape.context_length)
     if window < shape.context_length:
         raise UnsupportedModel(
             f"{fields.where}: sliding_window {window} (context {shape.context_length}) is not supported; "

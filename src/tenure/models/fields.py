@@ -20,6 +20,10 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
+    def given(self, name: str) -> bool:
+        """Whether the field is there at all, null included."""
+        return name in self._values
+
     def integer(self, name: str, low: int, high: int, default: int = _MISSING) -> int:
         """An integer in [low, high]."""
         value = self._get(name, default)

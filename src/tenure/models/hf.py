@@ -167,7 +167,10 @@ def _template(directory: Path, settings: Fields) -> str | None:
     """The chat template: its own file, or in the tokenizer's config (one, or several of which `default` counts)."""
     own = directory / "chat_template.jinja"
     if own.is_file():
-        return own.read_text("utf-8")
+        try:
+            return own.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise BrokenFile(f"{own}: not UTF-8: {error.reason}") from None
     value = settings.raw("chat_template")
     if isinstance(value, list):
         value = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}.get("default")

@@ -185,8 +185,9 @@ def from_file(path: Path, size: int = 0) -> Backend:
         raise UnsupportedModel(
             f"{path}: a tokenizer with decoder {kind} is not supported; supported: byte-level BPE, SentencePiece"
         )
-    if size and backend.get_vocab_size(with_added_tokens=True) > size + 4096:
-        raise BrokenFile(f"{path}: {backend.get_vocab_size()} tokens, but the model has only {size}")
+    top = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+    if size and top >= size:
+        raise BrokenFile(f"{path}: it has the token id {top}, but the model knows only ids below {size}")
     return backend
 
 
@@ -208,6 +209,8 @@ def from_gguf(fields: Fields, size: int = 0) -> Tokenizer:
     user = [t for t, k in zip(tokens, types, strict=True) if k == _USER]
     backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in user])
     top = len(tokens) - 1
+    if size and top >= size:
+        raise BrokenFile(f"{fields.where}: {len(tokens)} tokens, but the model knows only {size}")
     eos = {
         fields.integer(f"tokenizer.ggml.{name}_token_id", 0, top)
         for name in ("eos", "eot", "eom")
