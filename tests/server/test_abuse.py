@@ -273,6 +273,11 @@ def test_an_engine_that_does_not_answer(serve: Serve, monkeypatch: pytest.Monkey
     server.play(deaf=True)
     assert server.chat().status_code == 504
     assert server.chat(stream=True).status_code == 504
+    with server.connect() as sock:
+        sock.sendall(ask())
+        server.until(lambda: len(server.fake.handles) == 3)
+    server.until(lambda: server.http.get("/load").json() == {"server_load": 0})
+    assert len(server.fake.live) == 3
     for handle in server.fake.handles:
         handle.script.deaf = False
     server.until(lambda: not server.fake.live)

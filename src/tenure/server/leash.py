@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from enum import Enum
 from types import TracebackType
 
@@ -14,7 +15,7 @@ from tenure.server.serves import Handle
 from tenure.types import Done, Finish, LimitCause
 
 HARD_STOP_S = 5.0
-"""How long after the time limit the engine may take to say its last word before the server speaks for it."""
+"""How long after `cancel` the engine may take to say its last word before the server speaks for it."""
 
 
 class Cut(Enum):
@@ -39,6 +40,8 @@ class Leash:
         self._receive = receive
         self._timeout_s = timeout_s
         self._told = told
+        self._ended = False
+        self._patience: asyncio.Timeout | None = None
         self.cut_by: Cut | None = None
         self.on_cut: Callable[[], None] = lambda: None
 
@@ -47,17 +50,33 @@ class Leash:
         """Nobody is there any more to be told anything."""
         return self.cut_by in (Cut.DISCONNECT, Cut.STALLED)
 
-    @property
-    def hard_stop_s(self) -> float | None:
-        """When to stop waiting for an engine that does not answer to `cancel`."""
-        return None if self._timeout_s is None else self._timeout_s + HARD_STOP_S
+    @contextlib.asynccontextmanager
+    async def patience(self) -> AsyncIterator[None]:
+        """Around the reading of the handle: TimeoutError when the engine does not answer to `cancel`."""
+        async with asyncio.timeout(None) as self._patience:
+            self._hurry()
+            try:
+                yield
+            finally:
+                self._patience = None
+
+    def _hurry(self) -> None:
+        if self.cut_by is not None and self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time() + HARD_STOP_S)
+
+    def ended(self) -> None:
+        """The engine has said its last word: from now on nothing is cut any more, only the client may leave."""
+        self._ended = True
 
     def cut(self, why: Cut) -> None:
         """Cancel the request. The first reason stands, unless the client has left since."""
-        if self.cut_by is None:
+        leaves = why in (Cut.DISCONNECT, Cut.STALLED)
+        if self.cut_by is None and not self._ended:
             self._told(why)
             self._handle.cancel()
-        if self.cut_by is None or why in (Cut.DISCONNECT, Cut.STALLED):
+            self.cut_by = why
+            self._hurry()
+        elif leaves:
             self.cut_by = why
         self.on_cut()
 

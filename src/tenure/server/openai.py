@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -50,10 +49,11 @@ class WholeReply:
     async def _gather(self, leash: Leash, path: str) -> Response:
         whole, ends, done = Whole(self._ask, int(time.time())), Ends(), None
         try:
-            async with asyncio.timeout(leash.hard_stop_s):
+            async with leash.patience():
                 async for item in self._handle:
                     if isinstance(item, Done):
                         done = item
+                        leash.ended()
                         continue
                     whole.add(item)
                     ends.note(item)

@@ -83,10 +83,11 @@ class _Stream:
         """Turn the handle's pieces into waiting bytes until its last word."""
         ends, done = Ends(), None
         try:
-            async with asyncio.timeout(self._leash.hard_stop_s):
+            async with self._leash.patience():
                 async for item in self._handle:
                     if isinstance(item, Done):
                         done = item
+                        self._leash.ended()
                         continue
                     if self._leash.cut_by is None:
                         ends.note(item)
