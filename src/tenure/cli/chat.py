@@ -25,6 +25,8 @@ HELP = """/new   start over: a fresh conversation
 /quit  leave (also Ctrl-D); Ctrl-C stops an answer, not the program
 /help  this"""
 
+BAR = {"leased": "#", "cached": "="}
+
 Url = Annotated[str | None, typer.Option("--url", help="Talk to this server instead of starting an engine here.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
@@ -226,8 +228,24 @@ def numbers_line(last: dict[str, Any]) -> str:
 
 
 def kv_lines(kv: dict[str, Any]) -> str:
-    """The reply of /v1/kv, readable."""
-    return json.dumps(kv, indent=2)
+    """The reply of /v1/kv, for people; from a server that has no such route, what it said."""
+    from tenure.cli.machine import human
+
+    if "tiers" not in kv:
+        return json.dumps(kv, indent=2)
+    budget, pool, past = kv["budget"], kv["tiers"]["device"], kv["since_start"]
+    marks = "".join(mark * round(40 * pool[state] / pool["total"]) for state, mark in BAR.items())
+    gone = sum(entry["blocks"] for entry in past["blocks_gone"])
+    return "\n".join(
+        [
+            f"budget   {human(budget['total_bytes'])}: weights {human(budget['weight_bytes'])}, "
+            f"cache {human(budget['arena_bytes'])} in {kv['codec']}",
+            f"blocks   [{marks:.<40.40}] {pool['leased']} leased (#), {pool['cached']} cached (=), {pool['free']} free",
+            f"tokens   {past['cached_tokens']} of {past['prompt_tokens']} prompt tokens reused since the start",
+            f"blocks   {past['blocks_stored']} stored, {past['blocks_reused']} reused, {gone} gone",
+            f"policy   eviction {kv['policy']['eviction']}, pressure {kv['policy']['pressure']}",
+        ]
+    )
 
 
 def _events(reply: httpx.Response) -> Iterator[dict[str, Any]]:
