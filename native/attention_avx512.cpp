@@ -182,14 +182,19 @@ void prefetch_first_step(const Span& span) {
 }
 
 void prepare_rows(const Span& span, const Part& part, const Work& work) {
-    for (int r = 0; r < span.rows; r++) {
-        const float* from = span.query(r);
-        for (int d = 0; d < span.head_dim; d += 16)
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(work.q + r * span.head_dim + d),
-                                (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + d)));
-        part.m[r] = kLowest;
-        _mm512_store_ps(work.l + 16 * r, _mm512_setzero_ps());
-        work.visible[r] = span.visible_to(r);
+    uint16_t* q = work.q;
+    int row = 0;
+    for (int token = 0; row < span.rows; token++) {
+        const float* from = span.q + token * span.q_stride;
+        const int values = span.group * span.head_dim;  // the heads of a group are adjacent
+        for (int i = 0; i < values; i += 16)
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+        q += values;
+        for (int g = 0; g < span.group; g++, row++) {
+            part.m[row] = kLowest;
+            _mm512_store_ps(work.l + 16 * row, _mm512_setzero_ps());
+            work.visible[row] = span.visible + token;
+        }
     }
     std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
 }

@@ -173,9 +173,11 @@ void span(const Span& span, const Part& part, void* scratch) {
 void fold(const Part& into, const Part& from, int rows, int head_dim) {
     for (int r = 0; r < rows; r++) {
         if (from.l[r] == 0.0f) continue;
-        const float m = into.m[r] > from.m[r] ? into.m[r] : from.m[r];
-        const f32x16 a = exp2_lanes(splat(into.m[r] - m)), b = exp2_lanes(splat(from.m[r] - m));
-        into.m[r] = m;
+        const bool keeps = into.m[r] >= from.m[r];  // the running maximum
+        const float high = keeps ? into.m[r] : from.m[r], low = keeps ? from.m[r] : into.m[r];
+        const f32x16 one = splat(1.0f), shrink = exp2_lanes(splat(low - high));
+        const f32x16 a = keeps ? one : shrink, b = keeps ? shrink : one;
+        into.m[r] = high;
         into.l[r] = into.l[r] * a[0] + from.l[r] * b[0];
         float* o = into.o + r * head_dim;
         for (int d = 0; d < head_dim; d += 16)
