@@ -1,14 +1,17 @@
-"""Case X1 of shared/cases: many streams whose clients leave at token 5."""
+"""Cases X1 and X3 of shared/cases: clients that leave at token 5, and memory that must not grow."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
-from e2e.support import Running, eventually, prompt_ids
+from e2e.support import Running, eventually, pool_bytes, prompt_ids, serving
 
 AT_ONCE = 20
 
@@ -49,3 +52,37 @@ def test_x1_clients_that_leave_take_nothing_with_them(server: Running, streams: 
     began = time.monotonic()
     server.complete(prompt_ids(8, seed=9), 1)
     assert time.monotonic() - began < 5
+
+
+def resident_bytes(server: Running) -> int:
+    """The server's resident memory."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def mixed(server: Running, first: int, count: int) -> None:
+    """Short requests of all kinds: plain, streamed, n = 2, cut by stop strings, repeated, refused."""
+
+    def one(number: int) -> int:
+        body = {"prompt": prompt_ids(5 + number % 60, number % 97), "max_tokens": 1 + number % 7, "temperature": 0.7}
+        extra: dict[str, object] = [{}, {"stream": True}, {"n": 2}, {"stop": ["a"]}, {"max_tokens": -1}][number % 5]
+        return server.http.post("/v1/completions", json={**body, **extra, "seed": number}).status_code
+
+    with ThreadPoolExecutor(12) as pool:
+        statuses = list(pool.map(one, range(first, first + count)))
+    assert statuses.count(200) == count - count // 5
+    assert statuses.count(400) == count // 5
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.full)])
+def test_x3_memory_after_the_second_batch_is_that_after_the_first(count: int) -> None:
+    with serving("--kv-cache-memory-bytes", pool_bytes(4096)) as server:
+        mixed(server, 0, count)
+        after_first = resident_bytes(server)
+        mixed(server, count, count)
+        after_second = resident_bytes(server)
+        assert after_second < after_first * 1.03
+        assert eventually(lambda: server.metric("tenure:kv_blocks", state="leased") == 0)
+        assert server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0
+        assert server.metric("tenure:leaked_blocks") == 0
