@@ -17,6 +17,7 @@ from tenure.server.serves import Health, ModelCard, Prompt
 from tenure.types import (
     Done,
     Finish,
+    Forgotten,
     LimitCause,
     Miss,
     Piece,
@@ -58,6 +59,13 @@ class Script:
     finish: Finish | None = None
     cause: LimitCause | None = None
     cached: int = 0
+    granted: int | None = None
+    """max_tokens was clamped to so much."""
+    forgotten: tuple[Forgotten, ...] = ()
+    silent: bool = False
+    """The iteration ends without a Done."""
+    broken: str | None = None
+    """The iteration raises after its first piece."""
 
 
 @dataclass
@@ -77,9 +85,13 @@ class FakeHandle:
     async def __aiter__(self) -> AsyncIterator[Piece | Done]:
         while True:
             item = await self.news.get()
+            if isinstance(item, Done) and self.script.silent:
+                return
             yield item
             if isinstance(item, Done):
                 return
+            if self.script.broken is not None:
+                raise RuntimeError(self.script.broken)
 
     async def play(self) -> None:
         """Tell the scripted story, step by step, until its end or until it is cancelled."""
@@ -222,7 +234,7 @@ class FakeServes:
             computed_tokens=prompt - cached,
             cached_by_tier={"device": cached},
             miss=Miss("content_changed", cached, 0),
-            forgotten=(),
+            forgotten=handle.script.forgotten,
             codec={"bf16": 2},
             preempted=0,
             recomputed_tokens=0,
@@ -230,6 +242,8 @@ class FakeServes:
             context_limit=CONTEXT,
             context_used=prompt + handle.produced,
             limit_cause=cause,
+            max_tokens_requested=None if handle.script.granted is None else request.sampling.max_tokens,
+            max_tokens_granted=handle.script.granted,
         )
         usage = Usage(prompt, made, cached)
         timings = Timings(prompt - cached, 20.0, made, 100.0, cached, 4.0)

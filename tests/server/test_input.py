@@ -103,6 +103,12 @@ def test_wrong_values_name_their_field(server: Running, field: str, value: Any) 
     assert server.fake.handles == []
 
 
+def test_usage_in_every_chunk_is_not_built(server: Running) -> None:
+    error = refusal(server.chat(stream=True, stream_options={"continuous_usage_stats": True}))
+    assert error["param"] == "stream_options.continuous_usage_stats"
+    assert "not built yet" in error["message"]
+
+
 def test_the_limit_is_in_the_message(server: Running) -> None:
     assert "2" in refusal(server.chat(temperature=3))["message"]
     assert "less than or equal to 1" in refusal(server.chat(top_p=1.5))["message"]

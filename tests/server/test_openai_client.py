@@ -11,7 +11,7 @@ from tests.server.conftest import Running
 from tests.server.fake import CONTEXT
 
 from tenure.errors import ContextLengthExceeded, Draining, QueueFull
-from tenure.types import Finish
+from tenure.types import Finish, Forgotten
 
 ASK: Any = [{"role": "user", "content": "Hi"}]
 TEXT = "Hello, wörld! 🙂"
@@ -116,6 +116,13 @@ def test_receipt_shape(server: Running) -> None:
     assert kv["context_limit"] == CONTEXT
 
 
+def test_what_was_forgotten_and_clamped_is_told(server: Running) -> None:
+    server.play(granted=40, forgotten=(Forgotten(0, 12, (0, 1), "slide", "context"),))
+    for kv in (server.chat(max_tokens=99).json()["kv"], events(server.chat(max_tokens=99, stream=True).text)[-1]["kv"]):
+        assert kv["max_tokens"] == {"requested": 99, "granted": 40}
+        assert kv["forgotten"] == [{"tokens": [0, 12], "messages": [0, 1], "policy": "slide", "reason": "context"}]
+
+
 def test_timings_shape(server: Running) -> None:
     timings = server.chat(max_tokens=10).json()["timings"]
     assert timings["predicted_n"] == 10
@@ -171,6 +178,24 @@ def test_error_before_the_first_token(server: Running, stream: bool) -> None:
     reply = server.chat(stream=stream)
     assert reply.status_code == 500
     assert reply.json()["error"]["message"] == "logits are not finite"
+
+
+def test_an_engine_that_ends_without_a_word(server: Running) -> None:
+    server.play(silent=True)
+    assert server.chat().status_code == 500
+    assert events(server.chat(stream=True).text)[-1]["error"]["code"] == "internal_error"
+
+
+def test_an_engine_that_breaks(server: Running) -> None:
+    """A bug behind the seam cancels the request and says no more than that there was one."""
+    server.play(broken="secret", repeat=1000, step_s=0.001)
+    whole = server.chat()
+    assert whole.status_code == 500
+    stream = server.chat(stream=True).text
+    assert events(stream)[-1]["error"]["code"] == "internal_error"
+    assert "secret" not in whole.text + stream
+    server.until(lambda: not server.fake.live)
+    assert all(handle.cancelled for handle in server.fake.handles)
 
 
 SHUTDOWNS: list[dict[str, Any]] = [
