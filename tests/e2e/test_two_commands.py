@@ -1,4 +1,4 @@
-"""The first of the README's two commands, in a clean clone: from nothing to an answer. (The second is what runs this.)"""
+"""The first of the README's two commands, in a clean clone: from nothing to an answer. (The second runs this.)"""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_make_serve_in_a_clean_clone_answers(tmp_path: Path) -> None:
     assert "site-packages" in installed.stdout, "the wheel carries the native module"
     process = subprocess.Popen(
         ["make", "-s", "serve", "ARGS=--port 0"],
-        cwd=clone, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=clean_env(), start_new_session=True,
+        cwd=clone, env=clean_env(), start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     try:
         url = re.search(r"http://[\d.]+:\d+", read_banner(process))
