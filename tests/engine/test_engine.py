@@ -19,7 +19,7 @@ from tenure.errors import (
     QueueFull,
 )
 from tenure.events import RequestDone, RequestRefused, StepDone
-from tenure.types import Done, Finish, Piece, Request, Sampling
+from tenure.types import Done, Finish, Miss, Piece, Request, Sampling
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -32,7 +32,7 @@ def wait_for(condition: object, seconds: float = 20.0) -> None:
 
 
 def test_a_chat_and_its_next_turn() -> None:
-    with watched(model()) as seen:
+    with watched(model("bf16")) as seen:
         engine, scope = seen.engine, seen.scope
         prompt = engine.render(CHAT, session_id="s", scope=scope)
         assert [span.message for span in prompt.spans] == [0]
@@ -55,29 +55,44 @@ def test_a_chat_and_its_next_turn() -> None:
         assert second.receipt.miss is None
 
 
-def test_a_history_that_spells_differently_is_told() -> None:
+def test_retokenised_history_is_told_and_a_session_defeats_it() -> None:
+    """Case R5: the same text has other tokens than those that were generated."""
     with watched(model()) as seen:
         engine, scope = seen.engine, seen.scope
-        tokenizer = model().tokenizer
         prompt = engine.render(CHAT, session_id=None, scope=scope)
-        # An answer of single letters: no tokenizer would split its text like that.
-        letters = [tokenizer.encode(letter)[0] for letter in "Paris"]
-        history = (*prompt.tokens, *letters)
-        seen.run(Request("a", history, scope, Sampling(max_tokens=1, ignore_eos=True), spans=prompt.spans))
-        chat = [*CHAT, {"role": "assistant", "content": "Paris"}, {"role": "user", "content": "And of Spain?"}]
-        turn = engine.render(chat, session_id=None, scope=scope)
+        for seed in range(40):
+            wild = Sampling(max_tokens=24, temperature=2.0, seed=seed)
+            pieces, _ = engine.submit(
+                Request(f"a{seed}", prompt.tokens, scope, wild, session_id=f"s{seed}", spans=prompt.spans)
+            ).result()
+            said = [token for piece in pieces for token in piece.tokens]
+            chat = [*CHAT, {"role": "assistant", "content": text_of(pieces)}, {"role": "user", "content": "Why?"}]
+            turn = engine.render(chat, session_id=None, scope=scope)
+            again = turn.tokens[len(prompt.tokens) :]
+            same = next((i for i, (a, b) in enumerate(zip(said, again, strict=False)) if a != b), 0)
+            if 0 < same < 23:
+                break
         (done,) = seen.run(Request("b", turn.tokens, scope, Sampling(max_tokens=1), spans=turn.spans))
-        assert done.receipt.cached_tokens >= len(prompt.tokens)
-        assert done.receipt.miss is not None
+        assert done.receipt.cached_tokens == len(prompt.tokens) + same
+        assert done.receipt.miss == Miss("retokenised", len(prompt.tokens) + same, 1)
+        faithful = engine.render(chat, session_id=f"s{seed}", scope=scope)
+        assert faithful.tokens[: len(prompt.tokens) + len(said)] == (*prompt.tokens, *said)
+        request = Request(
+            "c", faithful.tokens, scope, Sampling(max_tokens=1), session_id=f"s{seed}", spans=faithful.spans
+        )
+        (done,) = seen.run(request)
+        assert done.receipt.cached_tokens == len(prompt.tokens) + len(said) - 1
+        assert done.receipt.miss is None
 
 
-@pytest.mark.parametrize("text", ["capital", "l of F", "Paris"])
-def test_stop_strings_leak_nothing(text: str) -> None:
+@pytest.mark.parametrize("where", [(0, 3), (4, 11), (9, 10), (6, 25)])
+def test_stop_strings_leak_nothing(where: tuple[int, int]) -> None:
     with watched(model()) as seen:
         prompt = seen.engine.render(CHAT, session_id=None, scope=seen.scope)
         free, _ = seen.engine.submit(Request("free", prompt.tokens, seen.scope, Sampling(max_tokens=30))).result()
         full = text_of(free)
-        assert text in full
+        text = full[slice(*where)]  # begins and ends inside of tokens, spans several of them
+        assert len(text) == where[1] - where[0]
         pieces, done = seen.engine.submit(
             Request("cut", prompt.tokens, seen.scope, Sampling(max_tokens=30, stop=(text, "never")))
         ).result()
@@ -210,7 +225,7 @@ def test_drain_ends_what_the_grace_does_not_cover() -> None:
         with watched(model()) as seen:
             engine = seen.engine
             short, long = engine.submit(seen.ask(english(10), 3)), engine.submit(seen.ask(english(10), 8000))
-            drained = asyncio.create_task(engine.drain(0.4))
+            drained = asyncio.create_task(engine.drain(2.0))
             await asyncio.sleep(0.05)
             assert engine.health().cause == "draining"
             with pytest.raises(Draining):

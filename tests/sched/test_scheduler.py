@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.sched.fake import World, answer
+from tests.sched.fake import SCOPE, World, answer
 
+from tenure.cache.lease import LeaseId
+from tenure.cache.plan import Match
+from tenure.errors import Corrupt
 from tenure.events import RequestDone, RequestStarted, SequencePaused, SequenceResumed, TokenFirst
-from tenure.types import Done, Finish, StepResult
+from tenure.policy.base import Load, RunningView, Shortfall, Wait
+from tenure.sched.sequence import stillborn
+from tenure.types import Done, Finish, Request, StepResult
 
 
 def alone(tokens: list[int], index: int, count: int) -> list[int]:
@@ -232,6 +240,87 @@ def test_first_token_is_told_once() -> None:
     timings = done(world, "a").timings
     assert (timings.prompt_n, timings.predicted_n, timings.cache_n) == (8, 8, 0)
     assert timings.prompt_ms == pytest.approx(10.0)
+
+
+class WaitsAlways:
+    """A pressure policy that never lets anyone go first."""
+
+    name = "waits"
+
+    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Wait:
+        return Wait("for this test")
+
+
+def test_waiting_for_room_is_done_in_the_queue() -> None:
+    """Everyone waiting with blocks in hand would be a deadlock."""
+    world = World(6, 4)
+    world.scheduler.pressure = WaitsAlways()
+    world.ask("a", range(1, 9), 9)
+    world.ask("b", range(11, 17), 9)
+    world.run()
+    assert world.text("a") == alone(list(range(1, 9)), 0, 9)
+    assert world.text("b") == alone(list(range(11, 17)), 0, 9)
+    assert {fact.reason for fact in world.of(SequencePaused)} == {"for this test"}  # type: ignore[attr-defined]
+
+
+def test_cancelled_while_its_step_runs() -> None:
+    world = World(32, 4)
+    world.ask("gone", range(1, 9), 5)
+    world.ask("stays", range(20, 29), 3)
+    plan = world.scheduler.next_step(0.0)
+    assert plan is not None
+    result = world.device.run(plan)
+    (end,) = world.scheduler.cancel("gone", 0.0)
+    assert end.usage.completion_tokens == 0
+    world.news += world.scheduler.absorb(result, 0.01)
+    world.run()
+    assert world.text("gone") == []
+    assert world.text("stays") == alone(list(range(20, 29)), 0, 3)
+
+
+def test_waits_again_only_when_the_promise_is_kept_or_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that waits for a prefix is matched again once per block that came, not in every step."""
+    world = World(64, 4, batch=6)
+    world.ask("a", range(1, 41), 2)
+    world.ask("b", range(1, 41), 2)
+    matches = []
+    original = world.cache.match
+    monkeypatch.setattr(world.cache, "match", lambda *ask: matches.append(ask) or original(*ask))
+    for _ in range(16):
+        world.step()
+    assert 8 <= len(matches) <= 12
+    world.run()
+    assert done(world, "b").receipt.cached_tokens == 39
+
+
+def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(64, 4)
+    world.ask("a", range(1, 9), 2)
+    monkeypatch.setattr(world.cache, "match", lambda *ask: Match(0, (), (), None, LeaseId(99)))
+    with pytest.raises(Corrupt, match="lease 99"):
+        world.scheduler.next_step(0.0)
+    world = World(64, 4)
+    world.ask("a", range(1, 9), 2)
+    monkeypatch.setattr(world.cache, "plan", lambda ask, now: Shortfall(3, 1, 1, "for this test"))
+    with pytest.raises(Corrupt, match="nothing runs"):
+        world.scheduler.next_step(0.0)
+
+
+def test_without_the_canary_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(64, 4)
+    world.scheduler.limits = replace(world.scheduler.limits, canary_steps=0)
+    checks: list[int] = []
+    world.ask("a", range(1, 9), 2)
+    plan = world.scheduler.next_step(0.0)
+    assert plan is not None
+    monkeypatch.setattr(world.cache, "check", lambda: checks.append(1))
+    world.scheduler.absorb(world.device.run(plan), 0.0)
+    assert checks == []
+
+
+def test_one_that_nothing_was_done_for_is_told() -> None:
+    end = stillborn(Request("late", (1, 2, 3), SCOPE), "broken", 5.0, 64)
+    assert (end.request, end.error, end.usage.prompt_tokens, end.receipt.computed_tokens) == ("late", "broken", 3, 3)
 
 
 def test_misuse_is_refused() -> None:

@@ -399,7 +399,6 @@ class Scheduler:
 
     def _view(self, seq: Sequence) -> RunningView:
         job = seq.job
-        blocks = 0 if seq.lease is None else len(seq.lease.blocks) - seq.lease.reused_tokens // self._block
         return RunningView(
             seq=seq.id,
             request=job.request.id,
@@ -407,7 +406,7 @@ class Scheduler:
             arrived=job.arrived,
             started=seq.started,
             tokens=len(seq.tokens),
-            blocks_freed_if_paused=blocks,
+            blocks_freed_if_paused=0 if seq.lease is None else self.cache.freed_by(seq.lease),
             recompute_tokens=seq.computed,
             progress_since_resume=len(seq.tokens) - seq.resumed_at,
         )

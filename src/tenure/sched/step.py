@@ -40,10 +40,10 @@ class CostModel:
         return self.base + self.decode * decode_weight + self.prefill * prefill_weight
 
     def learn(self, decode_weight: float, prefill_weight: float, step_ms: float) -> None:
-        """A step with rows of these weights took `step_ms`."""
+        """A step with rows of these weights, at least one of them above 0, took `step_ms`."""
         if prefill_weight > 0.0:
             self._learn_prefill(decode_weight, prefill_weight, step_ms)
-        elif decode_weight > 0.0:
+        else:
             self._learn_decode(decode_weight, step_ms)
 
     def _learn_decode(self, weight: float, step_ms: float) -> None:
