@@ -27,13 +27,13 @@ TENURE_INLINE __m512i broadcast32(const void* at) {
 }
 
 // Rows up to which a tile waits for memory rather than for arithmetic, by format.
-constexpr int kMostWaiting[] = {5, 5, 4, 2};
+constexpr int kMostWaiting[] = {2, 2, 4, 2};
 
 // How many bytes ahead of use weights are fetched. Measured: a tile that waits for memory wants them near, in step with
 // the processor's own prefetcher; one that waits for arithmetic wants them far, to hide memory altogether.
 template <Format F, int R>
 constexpr int64_t ahead() {
-    return R <= kMostWaiting[static_cast<int>(F)] ? 1536 : 12288;
+    return R <= kMostWaiting[static_cast<int>(F)] ? 1024 : 8192;
 }
 
 // Into L2: from there the processor's own prefetcher does the rest. Straight into L1 is 15-25 % slower from memory.
