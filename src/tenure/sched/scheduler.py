@@ -204,9 +204,8 @@ class Scheduler:
             self._computed(seq, count, now)
             if sample:
                 self._sampled(seq, result, now, news)
-        for seq in list(self._running.values()):
-            if seq.phase is Phase.DECODE:
-                self._grow(seq, now, news)
+        for seq in [seq for seq in self._running.values() if self._is_full(seq)]:
+            self._grow(seq, now, news)
         if self.limits.canary_steps and self.steps % self.limits.canary_steps == 0:
             self.cache.check()
         return news
@@ -375,13 +374,20 @@ class Scheduler:
         else:
             seq.phase = Phase.DECODE
         news.append(Delta(job.request.id, seq.id, seq.index, token, seq.finish, seq.limit_cause))
-        self._finish_job(job, now, news)
+        if seq.finish is not None:
+            self._finish_job(job, now, news)
+
+    def _is_full(self, seq: Sequence) -> bool:
+        """Whether the next row of a decoding sequence has no block."""
+        return (
+            seq.phase is Phase.DECODE
+            and seq.lease is not None
+            and len(seq.tokens) > len(seq.lease.blocks) * self._block
+        )
 
     def _grow(self, seq: Sequence, now: float, news: list[News]) -> None:
         """Blocks for the next row; when there are none, the pressure policy says who gives way."""
-        while seq.phase is Phase.DECODE and seq.lease is not None:
-            if len(seq.tokens) <= len(seq.lease.blocks) * self._block:
-                return
+        while self._is_full(seq):
             plan = self.cache.plan(Ask(seq.job.request.scope, seq.tokens, len(seq.tokens), seq.lease), now)
             if not isinstance(plan, Shortfall):
                 seq.lease = self.cache.apply(plan, now).lease
