@@ -7,6 +7,7 @@
 #include <string>
 
 #include "linear_kernels.h"
+#include "stretches.h"
 
 namespace tenure {
 namespace {
@@ -225,7 +226,9 @@ void linear(const Linear& w, const LinearCall& call, Scratch& scratch, Team& tea
     const int most = std::max(1, int(kItemBytes / int64_t(w.panel_bytes())));
     const int run = call.m > 16 ? 1 : std::clamp(panels / (8 * team.threads()), 1, most);
     const int runs = (panels + run - 1) / run;
-    team.run(runs * chunks, [&](int item, int) {
+    Stretches stretches(runs * chunks, team.threads());
+    team.run(runs * chunks, [&](int, int thread) {
+        const int item = stretches.take(thread);
         Block mine = block;
         mine.row0 = item / runs * rows;
         mine.row1 = std::min(call.m, mine.row0 + rows);
