@@ -43,6 +43,7 @@ Decoder::Decoder(DecoderShape shape, int threads, const Isa& isa)
       row_kernels_(row_kernels(isa)),
       codec_kernels_(codec_kernels(isa)),
       attention_(layout_, shape_.heads, isa),
+      kept_attention_(layout_, shape_.heads, isa),
       team_(shared_team(threads)) {
     for (const int size : {shape_.layers, shape_.hidden, shape_.ffn, shape_.vocab})
         if (size <= 0) throw std::invalid_argument("shape: every size must be positive");
@@ -85,7 +86,7 @@ void Decoder::reserve(int64_t rows) {
     floats(normed_, std::max(shape_.hidden, shape_.ffn));
     floats(qkv_, shape_.qkv_width());
     floats(attended_, shape_.q_width());
-    floats(kept_attended_, shape_.q_width());
+    floats(kept_q_, shape_.q_width());
     floats(gate_up_, 2 * int64_t(shape_.ffn));
     floats(cos_, shape_.head_dim / 2);
     floats(sin_, shape_.head_dim / 2);
@@ -135,9 +136,9 @@ void Decoder::rotate_and_store(const Batch& batch, int layer) {
     });
 }
 
-void Decoder::attend(int layer) {
+void Decoder::attend(Attention& attention, int layer, const float* q, int64_t q_stride) {
     const Timed timed(times_.attention_ms);
-    attention_.run(layer, qkv_.as<float>(), shape_.qkv_width(), attended_.as<float>(), shape_.q_width(), team_->team);
+    attention.run(layer, q, q_stride, attended_.as<float>(), shape_.q_width(), team_->team);
 }
 
 void Decoder::feed_forward(const Layer& layer, float* x, int rows) {
@@ -151,13 +152,28 @@ void Decoder::feed_forward(const Layer& layer, float* x, int rows) {
     apply(layer.down, inner, ffn, x, hidden, rows, true);
 }
 
-// After the last layer's keys and values are stored only the rows that give logits go on.
+// After the last layer's keys and values are stored only the rows that give logits go on, each as a sequence of its own.
+void Decoder::plan_kept(const StepCall& call, const Batch& batch) {
+    kept_places_.clear();
+    kept_rows_.assign(1, 0);
+    kept_starts_.clear();
+    for (int64_t i = 0; i < call.logit_rows_size; i++) {
+        const auto sequence = std::upper_bound(call.seq_rows, call.seq_rows + call.sequences + 1, call.logit_rows[i]);
+        kept_places_.push_back(places_[call.logit_rows[i]].position);
+        kept_rows_.push_back(static_cast<int32_t>(i + 1));
+        kept_starts_.push_back(call.block_starts[sequence - call.seq_rows - 1]);
+    }
+    const Batch kept{static_cast<int>(call.logit_rows_size), kept_rows_.data(), kept_places_.data(),
+                     kept_starts_.data(), batch.block_offsets, batch.arena};
+    kept_attention_.plan(kept, team_->team.threads());
+}
+
 void Decoder::keep_rows(const StepCall& call) {
     const int64_t hidden = shape_.hidden, width = shape_.q_width();
     for (int64_t i = 0; i < call.logit_rows_size; i++) {
         const int64_t row = call.logit_rows[i];
         std::memcpy(kept_.as<float>() + i * hidden, x_.as<float>() + row * hidden, hidden * sizeof(float));
-        std::memcpy(kept_attended_.as<float>() + i * width, attended_.as<float>() + row * width, width * sizeof(float));
+        std::memcpy(kept_q_.as<float>() + i * width, qkv_.as<float>() + row * shape_.qkv_width(), width * sizeof(float));
     }
 }
 
@@ -175,19 +191,26 @@ void Decoder::step(const StepCall& call) {
     attention_.plan(batch, team_->team.threads());
     embed(call);
     place_rows(batch);
+    plan_kept(call, batch);
     for (int i = 0; i < shape_.layers; i++) {
         const Layer& layer = layers_[i];
         norm(layer.attn_norm, x_.as<float>(), rows);
         apply(layer.qkv, normed_.as<float>(), hidden, qkv_.as<float>(), shape_.qkv_width(), rows, false);
         rotate_and_store(batch, i);
-        const bool last = i + 1 == shape_.layers;
-        if (last && kept == 0) return;
-        attend(i);
-        if (last) keep_rows(call);
-        float* x = last ? kept_.as<float>() : x_.as<float>();
-        const float* attended = last ? kept_attended_.as<float>() : attended_.as<float>();
-        apply(layer.o, attended, width, x, hidden, last ? kept : rows, true);
-        feed_forward(layer, x, last ? kept : rows);
+        float* x = x_.as<float>();
+        int going_on = rows;
+        if (i + 1 < shape_.layers) {
+            attend(attention_, i, qkv_.as<float>(), shape_.qkv_width());
+        } else if (kept > 0) {
+            keep_rows(call);
+            attend(kept_attention_, i, kept_q_.as<float>(), width);
+            x = kept_.as<float>();
+            going_on = kept;
+        } else {
+            return;
+        }
+        apply(layer.o, attended_.as<float>(), width, x, hidden, going_on, true);
+        feed_forward(layer, x, going_on);
     }
     norm(final_norm_, kept_.as<float>(), kept);
     const Timed head(times_.lm_head_ms);

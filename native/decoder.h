@@ -98,8 +98,9 @@ private:
     void embed(const StepCall& call);
     void place_rows(const Batch& batch);
     void rotate_and_store(const Batch& batch, int layer);
-    void attend(int layer);
+    void attend(Attention& attention, int layer, const float* q, int64_t q_stride);
     void feed_forward(const Layer& layer, float* x, int rows);
+    void plan_kept(const StepCall& call, const Batch& batch);
     void keep_rows(const StepCall& call);
     void apply(const BiasedLinear& w, const float* x, int64_t x_stride, float* y, int64_t y_stride, int rows,
                bool accumulate);
@@ -112,7 +113,7 @@ private:
     const Isa& isa_;
     const RowKernels& row_kernels_;
     const CodecKernels& codec_kernels_;
-    Attention attention_;
+    Attention attention_, kept_attention_;  // of all rows, and of those that give logits
     std::shared_ptr<SharedTeam> team_;
     std::vector<Layer> layers_;
     std::vector<float> final_norm_;
@@ -120,8 +121,9 @@ private:
     BiasedLinear lm_head_;
     Scratch scratch_;
     // Activations of the step, rows apart by their width.
-    Buffer x_, kept_, normed_, qkv_, attended_, kept_attended_, gate_up_, cos_, sin_;
+    Buffer x_, kept_, normed_, qkv_, attended_, kept_q_, gate_up_, cos_, sin_;
     std::vector<RowPlace> places_;
+    std::vector<int32_t> kept_places_, kept_rows_, kept_starts_;
     StepTimes times_;
 };
 
