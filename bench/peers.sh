@@ -8,6 +8,9 @@
 #   PYTHON        the Python to make environments with    (default python3; 3.11 was measured)
 #   JOBS          compiler jobs                 (default: all cores; the build takes ~10 minutes on two)
 #
+# torch is needed to read and export models. PyPI's own builds bring gigabytes of CUDA; to get the CPU's, where your index
+# has none, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+#
 # Run it again at will: what is there is kept. Needs gcc or clang, make and CMake (taken from PyPI when missing). Nothing of
 # this is needed to run Tenure, and nothing of it belongs into the repository.
 set -euo pipefail
@@ -17,7 +20,7 @@ PYTHON=${PYTHON:-python3}
 JOBS=${JOBS:-$(nproc)}
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 MODELS=$PEERS/models
-TORCH=torch==2.13.0 # a CPU build where the index offers one; nothing newer, which drags in gigabytes of CUDA
+TORCH=torch==2.13.0
 export HF_HUB_OFFLINE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
 mkdir -p "$MODELS" "$PEERS/src"
 
