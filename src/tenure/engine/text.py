@@ -1,6 +1,6 @@
 """From tokens to the text a client may see: whole characters, nothing of a stop, held back no longer than needed.
 
-Lives in the engine's thread, because a stop string ends a sequence (docs/adr/: detokenising in the engine).
+Lives in the engine's thread, because a stop string ends a sequence (docs/adr/0003).
 """
 
 from __future__ import annotations
