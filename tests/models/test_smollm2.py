@@ -152,9 +152,9 @@ def test_what_is_told_of_it(path: Path) -> None:
 
 def test_loading_is_quick(path: Path) -> None:
     def once() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         models.load(str(path))
-        return time.perf_counter() - start
+        return time.process_time() - start
 
-    # 0.3 s on two quiet cores; the margin is for a busy machine.
-    assert min(once() for _ in range(3)) < 2.0
+    # Processor time, as other jobs share the machine: 0.4 s over all threads, 0.3 s by the clock on two quiet cores.
+    assert min(once() for _ in range(3)) < 1.0

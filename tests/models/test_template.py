@@ -161,10 +161,10 @@ def test_spans_of_long_conversations_are_cheap(chat: ChatTemplate, smol: Tokeniz
     """A body full of tiny messages must not hold the server: the work is bounded for any template."""
     made = chat if source is None else ChatTemplate(source, {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"})
     messages = talk(*["some words"] * 3001)
-    start = time.perf_counter()
+    start = time.process_time()
     ids, spans = made.render_spans(messages, smol)
     # A tenth of that on quiet cores.
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert ids == smol.encode(made.render(messages))
     assert len(spans) == 3001
     assert [a for a, _ in spans] == [0, *[b for _, b in spans[:-1]]]
