@@ -12,8 +12,10 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tenure import _native
 
@@ -55,6 +57,11 @@ def make_linear(form: str, n: int, k: int, rng: np.random.Generator) -> tuple[_n
     return _native.Linear("int4", rng.integers(0, 16, (n, k), np.uint8), half, half), n * k // 2 + 4 * half.size
 
 
+def forward(copies: list[_native.Linear], x: NDArray[np.float32], i: int) -> object:
+    """Call number `i`, on the copy whose turn it is."""
+    return copies[i % len(copies)].forward(x, threads=0)
+
+
 def linears(rows: list[int], repeat: int, bandwidth: float) -> None:
     """Time every format and shape for each number of rows."""
     rng = np.random.default_rng(0)
@@ -67,7 +74,7 @@ def linears(rows: list[int], repeat: int, bandwidth: float) -> None:
                 if m > 64 and name == "lm_head":
                     continue  # only sampled rows reach it
                 x = rng.standard_normal((m, k), np.float32)
-                took = seconds(lambda i, x=x, c=copies: c[i % len(c)].forward(x, threads=0), repeat)
+                took = seconds(partial(forward, copies, x), repeat)
                 speed = size / took / 1e9
                 share = f"{speed / bandwidth:.0%}" if m <= 16 else ""
                 flops = 2e-9 * m * n * k / took

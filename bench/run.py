@@ -93,7 +93,7 @@ class Run:
         """Have the target running, warm and paused, with what the workload needs."""
         running = self.running.get(target.name)
         wanted = [target.variant] if target.kind == "url" else _without_port(command(target, workload, 0))
-        if running and running.command == wanted:
+        if running and running.command == wanted and not (running.child and running.child.dead):
             return
         if running:
             running.stop()

@@ -57,7 +57,7 @@ def instrument(calls: list[Call]) -> None:
         calls.append(Call("sample", start, time.perf_counter()))
         return chosen
 
-    _native.Decoder.step = timed_step
+    _native.Decoder.step = timed_step  # type: ignore[method-assign, assignment]
     _native.sample = timed_sample
 
 

@@ -102,11 +102,11 @@ def command(target: Target, workload: Workload, port: int) -> list[str]:
     if target.kind == "llamacpp":
         # Slots split the context. Sixteen slots of 500 tokens cannot hold one request of W6; four of 1984 can.
         slots = 4 if room else workload.sequences
-        context = (room // 256 * 256) if room else workload.context * slots
+        cells = room // 256 * 256 if room else workload.context * slots
         cores = str(os.cpu_count())
         return [
             *(str(_llama_server()), "-m", str(_gguf(target.variant)), "--host", "127.0.0.1", "--port", str(port)),
-            *("-t", cores, "-tb", cores, "-c", str(context), "-np", str(slots), "--no-kv-unified", "-fa", "on"),
+            *("-t", cores, "-tb", cores, "-c", str(cells), "-np", str(slots), "--no-kv-unified", "-fa", "on"),
             *("-ctk", "f16", "-ctv", "f16", "-b", "2048", "-ub", "512"),
         ]
     if target.kind == "vllm":
@@ -180,7 +180,8 @@ class Running:
             return None
         budget = json.loads((await self.endpoint.get("/v1/kv"))[1])["budget"]
         arena_mib = self.child.mapping_rss_mib(budget["arena_bytes"])
-        return self.child.rss_mib() - budget["weight_bytes"] / 2**20 - arena_mib
+        weights_mib: float = budget["weight_bytes"] / 2**20
+        return self.child.rss_mib() - weights_mib - arena_mib
 
     def pause(self) -> None:
         """Stop its clock while others are measured."""
