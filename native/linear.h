@@ -65,7 +65,7 @@ struct LinearCall {
     bool accumulate = false;      // y += x Wᵀ (+ bias) instead of y = …
 };
 
-// Either x and y are apart, or behaviour is undefined. Any m >= 0.
+// x and y must not overlap. m = 0 does nothing.
 void linear(const Linear& w, const LinearCall& call, Scratch& scratch, Team& team, const Isa& isa);
 
 }  // namespace tenure
