@@ -246,6 +246,8 @@ class Engine:
             await asyncio.sleep(0.02)
         if self._loop.death is None and not self._loop.idle:
             await asyncio.wrap_future(self._loop.end_all())
+        while not self._loop.idle:
+            await asyncio.sleep(0.005)
 
     # --- life --------------------------------------------------------------------------------------------------------
 

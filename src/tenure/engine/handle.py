@@ -110,6 +110,7 @@ class Outbox:
         self._lost = lost
         self._by_loop: _ByLoop = {}
         self._mail: queue.SimpleQueue[_ByLoop | None] = queue.SimpleQueue()
+        self._sent = self._carried = 0
         self._thread = threading.Thread(target=self._carry, name="tenure-outbox", daemon=True)
 
     def start(self) -> None:
@@ -121,8 +122,14 @@ class Outbox:
     def flush(self) -> None:
         """Send off what was added. Nothing to send costs nothing."""
         if self._by_loop:
+            self._sent += 1
             self._mail.put(self._by_loop)
             self._by_loop = {}
+
+    @property
+    def empty(self) -> bool:
+        """Whether all that was added has reached its event loop or reader."""
+        return not self._by_loop and self._sent == self._carried
 
     def stop(self) -> None:
         """Deliver what was added, then end the thread."""
@@ -141,6 +148,7 @@ class Outbox:
                 except RuntimeError:  # the loop is closed
                     for handle in {id(handle): handle for handle, _ in news}.values():
                         self._lost(handle)
+            self._carried += 1
 
 
 def _deliver(news: list[tuple[Handle, News]]) -> None:

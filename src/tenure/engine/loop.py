@@ -110,7 +110,8 @@ class Loop:
 
     @property
     def idle(self) -> bool:
-        return not self._live and not self._arrivals
+        """True when no request is alive and all news have been handed over."""
+        return not self._live and not self._arrivals and self._outbox.empty
 
     def submit(self, handle: Handle) -> None:
         with self._work:
