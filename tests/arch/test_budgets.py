@@ -6,8 +6,8 @@ import ast
 from dataclasses import fields
 
 import pytest
+from tests.arch.support import ROOT, SRC, core_files, functions, python_files
 
-from arch.support import ROOT, SRC, core_files, functions, python_files
 from tenure.config import SETTINGS, Settings
 
 FILE_LINES = 500

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import grimp
 import pytest
-
-from arch.support import ROOT, SRC, core_files, imports, python_files
+from tests.arch.support import ROOT, SRC, core_files, imports, python_files
 
 IMPORT_BUDGET_MS = 150
 SLACK = 4

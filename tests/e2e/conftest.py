@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from tests.e2e.support import Running, serving
 
-from e2e.support import Running, serving
 from tenure.models import find_default
 
 if find_default() is None:

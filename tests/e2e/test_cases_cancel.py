@@ -10,8 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from e2e.support import Running, eventually, pool_bytes, prompt_ids, serving
+from tests.e2e.support import Running, eventually, pool_bytes, prompt_ids, serving
 
 AT_ONCE = 20
 

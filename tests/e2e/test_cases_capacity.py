@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from e2e.support import eventually, pool_bytes, prompt_ids, serving
+from tests.e2e.support import eventually, pool_bytes, prompt_ids, serving
 
 
 def test_k1_a_prompt_that_can_never_fit_is_refused_at_once_and_harms_nobody() -> None:

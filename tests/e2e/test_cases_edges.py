@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 import pytest
-
-from e2e.support import Running
+from tests.e2e.support import Running
 
 HELLO = [{"role": "user", "content": "Hello"}]
 EDGES: list[tuple[str, dict[str, Any], str | None]] = [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from e2e.support import Running, prompt_ids, serving
+from tests.e2e.support import Running, prompt_ids, serving
+
 from tenure.engine import Engine, EngineSettings
 from tenure.models import find_default, load
 

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-
-from e2e.support import Running, pool_bytes, prompt_ids, serving
+from tests.e2e.support import Running, pool_bytes, prompt_ids, serving
 
 CONTEXT = 1024
 

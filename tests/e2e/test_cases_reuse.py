@@ -6,8 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
+from tests.e2e.support import Running, prompt_ids
 
-from e2e.support import Running, prompt_ids
 from tenure.spec import BLOCK_TOKENS as B
 
 LENGTHS = sorted({1, B - 1, B, B + 1, 4 * B - 1, 4 * B, 4 * B + 1, *(64 * j + 1 for j in range(1, 5))})

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-
-from e2e.support import Running, prompt_ids, serving
+from tests.e2e.support import Running, prompt_ids, serving
 
 LONG = 3000
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from e2e.support import COMMAND, Running, clean_env, eventually, serving
+from tests.e2e.support import COMMAND, Running, clean_env, eventually, serving
 
 
 def run(*arguments: str, timeout: float = 90, text: str | None = None) -> subprocess.CompletedProcess[str]:

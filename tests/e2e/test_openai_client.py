@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import openai
 import pytest
-
-from e2e.support import Running
+from tests.e2e.support import Running
 
 QUESTION = [{"role": "user", "content": "Name three colours of the rainbow, one per line."}]
 

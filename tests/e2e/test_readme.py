@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from e2e.support import Running
+from tests.e2e.support import Running
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITTEN_URL = "http://127.0.0.1:8000"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from e2e.support import clean_env, read_banner, wait_ready
+from tests.e2e.support import clean_env, read_banner, wait_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL_S = 1500
