@@ -250,7 +250,7 @@ void prepare_grouped(const float* x, int k, std::byte* bytes) {
         if constexpr (Int4) {
             row.sum[g] = scale * static_cast<float>(sum);
         } else {
-            row.bias[g] = -128 * sum;
+            row.bias[g] = static_cast<int32_t>(-128u * static_cast<uint32_t>(sum));  // wraps on a poisoned row
         }
     }
 }
