@@ -72,9 +72,24 @@ class Span:
     message: int
 
 
+GuideKind = Literal["json_schema", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What an answer must be: the text of a JSON schema, of a regular expression, of a JSON list of the strings to
+    choose from, or of a grammar (Lark, or EBNF as llama.cpp writes it)."""
+
+    kind: GuideKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+    """How the next token is chosen. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and neutral penalties are off.
+
+    Penalties as vLLM has them: repetition looks at prompt and answer, presence and frequency at the answer alone.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -84,6 +99,32 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[Token, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[Token, float], ...] = ()
+    min_tokens: int = 0
+    """Tokens before which no end or stop id may come."""
+    guide: Guide | None = None
+    logprobs: int | None = None
+    """None: none are told; else those of the tokens chosen, and of so many of the likeliest beside them."""
+    logits: bool = False
+    """Tell all logits that each token was chosen from."""
+
+    @property
+    def shapes(self) -> bool:
+        """Whether logits are changed before a token is chosen."""
+        neutral = (0.0, 1.0, 0.0, 0.0, 0)
+        given = (
+            self.min_p, self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.min_tokens,
+        )  # fmt: skip
+        return given != neutral or self.guide is not None or bool(self.logit_bias)
+
+    @property
+    def tells(self) -> bool:
+        """Whether each token comes with what it was chosen from."""
+        return self.logprobs is not None or self.logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +266,18 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token, and what the model gave it before anything else had its say (natural logarithms)."""
+
+    token: Token
+    logprob: float
+    top: tuple[tuple[Token, float], ...] = ()
+    """The likeliest tokens, the likeliest first; equal ones by their ids."""
+    logits: bytes | None = None
+    """All logits, f32[vocab], when they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """News of choice `index` as the client sees it: text that is safe to show (no half characters, no half stops)."""
 
@@ -235,6 +288,8 @@ class Piece:
     limit_cause: LimitCause | None = None
     stopped_by: str | int | None = None
     """The stop string or stop id that ended it, when one did (not eos)."""
+    logprobs: tuple[Logprob, ...] = ()
+    """One for each of `tokens`, when they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,13 @@ from tenure.cache.kvcache import KvCache
 from tenure.clock import MonotonicClock
 from tenure.device.arena import Arena
 from tenure.device.ops import DeviceStore
+from tenure.engine.guided import Guides
 from tenure.engine.handle import Handle
 from tenure.engine.loop import Loop
 from tenure.engine.runner import Runner
 from tenure.engine.sessions import Sessions
 from tenure.engine.settings import EngineSettings, context_limit, plan_memory
+from tenure.engine.shape import Shape, check_sampling
 from tenure.errors import (
     ContextLengthExceeded,
     Draining,
@@ -38,7 +40,7 @@ from tenure.policy.base import AdmissionAsk, Load, Refuse
 from tenure.sched.scheduler import Scheduler, SchedulerLimits
 from tenure.sched.step import CostModel
 from tenure.server.serves import Health, ModelCard, Prompt
-from tenure.types import PoolCounts, Request, Scope, Snapshot, Span, Token
+from tenure.types import Guide, PoolCounts, Request, Scope, Snapshot, Span, Token
 
 HUNG_AFTER_S = 60.0
 """A step that takes longer makes the engine not ready."""
@@ -72,6 +74,7 @@ class Engine:
         self._pressure = registry.pressure("pause")
         self._clock = MonotonicClock()
         self._sessions = Sessions(model.tokenizer)
+        self._guides = Guides(model.tokenizer, model.shape.vocab, model.eos_ids)
         self._scheduler = self._make_scheduler()
         # Last of what can fail: from here on a thread touches its pages, and whoever owns it must close it.
         self._arena = Arena(self._budget.arena_bytes)
@@ -180,7 +183,7 @@ class Engine:
         except RuntimeError:  # no event loop in this thread
             loop = None
         self._check_request(request)
-        handle = Handle(request, self._clock.now(), self._loop.cancel, loop)
+        handle = Handle(request, self._clock.now(), self._loop.cancel, loop, self._shapes(request))
         with self._submitting:
             if self._draining or self._closed:
                 raise Draining("the server is shutting down and takes no new requests")
@@ -195,6 +198,17 @@ class Engine:
             self._arrived.append((request.n, len(request.tokens)))
             self._submitted = (self._submitted[0] + request.n, self._submitted[1] + len(request.tokens))
         return handle
+
+    def check_guide(self, guide: Guide) -> None:
+        """Compile a guide, which may take tenths of a second. InvalidRequest when it cannot be followed."""
+        self._guides.check(guide)
+
+    def _shapes(self, request: Request) -> list[Shape]:
+        sampling = request.sampling
+        if not sampling.shapes and not sampling.tells:
+            return []
+        guides = [None if sampling.guide is None else self._guides.start(sampling.guide) for _ in range(request.n)]
+        return [Shape(request.tokens, sampling, self.model.eos_ids, guided) for guided in guides]
 
     def stats(self) -> Snapshot:
         state, budget = self._state, self._budget
@@ -283,6 +297,7 @@ class Engine:
             raise InvalidRequest(f"n must be at least 1, not {request.n}", param="n")
         if request.sampling.max_tokens is not None and request.sampling.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+        check_sampling(request.sampling, vocab)
 
     def _load_with_submitted(self) -> Load:
         """The published load plus what was submitted since, less the sequences that can start at once."""

@@ -6,8 +6,9 @@ import asyncio
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+from tenure.engine.shape import Shape
 from tenure.types import Done, Piece, Request
 
 News = Piece | Done
@@ -22,12 +23,15 @@ class Handle:
         arrived: float,
         cancel: Callable[[str], None],
         loop: asyncio.AbstractEventLoop | None,
+        shapes: Sequence[Shape] = (),
     ) -> None:
-        """`arrived`: when it was submitted, on the engine's clock. `loop` None: it is read by blocking."""
+        """`arrived`: when it was submitted, on the engine's clock. `loop` None: it is read by blocking. `shapes`: one
+        for each answer, unless they are plain."""
         self._request = request
         self.arrived = arrived
         self._cancel = cancel
         self.loop = loop
+        self.shapes = shapes
         self._news: deque[News] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._queue: queue.SimpleQueue[News] | None = queue.SimpleQueue() if loop is None else None

@@ -25,7 +25,7 @@ from tenure.errors import Corrupt, EngineDead, InvalidRequest
 from tenure.models.tokenizer import Tokenizer
 from tenure.sched.scheduler import News, Scheduler
 from tenure.sched.sequence import stillborn
-from tenure.types import Delta, Done, Finish, Piece, StepPlan, StepResult, Token
+from tenure.types import Delta, Done, Finish, Logprob, Piece, StepPlan, StepResult, Token
 
 log = logging.getLogger("tenure.engine")
 T = TypeVar("T")
@@ -42,6 +42,8 @@ class _Live:
     streams: list[TextStream]
     said: list[list[str]]
     ids: list[list[Token]]
+    told: list[list[Logprob]]
+    """What the tokens that no piece has carried yet were chosen from, if the request asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class Loop:
             self._publish(0)
         except BaseException as error:  # noqa: BLE001 (whatever it is, nobody may be left waiting: logged and told)
             self._die(error)
+        self._runner.shapes.close()
         self._outbox.stop()
 
     def _turn(self) -> None:
@@ -188,6 +191,8 @@ class Loop:
             self._arrivals.clear()
             self._commands.clear()
         for handle in arrivals:
+            if handle.shapes:
+                self._runner.shapes.add(handle.request.id, handle.shapes)
             self._scheduler.add(handle.request, handle.arrived)
         for command in commands:
             command.run(now)
@@ -200,6 +205,7 @@ class Loop:
             [TextStream(self._tokenizer.stream(), request.sampling, self._eos_ids) for _ in range(request.n)],
             [[] for _ in range(request.n)],
             [[] for _ in range(request.n)],
+            [[] for _ in range(request.n)],
         )
 
     def _read(self, plan: StepPlan, computed: Computed) -> StepResult:
@@ -209,6 +215,8 @@ class Loop:
             token = computed.tokens.get(rows.seq)
             if token is not None and self._live[rows.request].streams[rows.index].push(token):
                 stopped.add(rows.seq)
+            if rows.seq in computed.told:
+                self._live[rows.request].told[rows.index].append(computed.told[rows.seq])
         return StepResult(plan.number, computed.tokens, frozenset(stopped), computed.failed, computed.step_ms)
 
     def _tell(self, news: list[News] | list[Done]) -> None:
@@ -217,6 +225,7 @@ class Loop:
             live = self._live[item.request]
             if isinstance(item, Done):
                 del self._live[item.request]
+                self._runner.shapes.drop(item.request)
                 self._remember(live)
                 self._outbox.add(live.handle, item)
             elif item.finish is None:
@@ -234,7 +243,11 @@ class Loop:
         if live.handle.request.session_id is not None:
             live.said[delta.index].append(text)
             live.ids[delta.index].extend(tokens)
-        self._outbox.add(live.handle, Piece(delta.index, text, tokens, delta.finish, delta.limit_cause, stopped_by))
+        told = tuple(live.told[delta.index])
+        live.told[delta.index].clear()
+        self._outbox.add(
+            live.handle, Piece(delta.index, text, tokens, delta.finish, delta.limit_cause, stopped_by, told)
+        )
 
     def _remember(self, live: _Live) -> None:
         request = live.handle.request

@@ -14,7 +14,8 @@ from tenure.device.arena import Arena
 from tenure.device.ops import DeviceStore
 from tenure.engine.batch import Batch, Batcher
 from tenure.engine.sampler import Sampler
-from tenure.types import SeqId, StepPlan, Token
+from tenure.engine.shape import Shapes
+from tenure.types import Logprob, SeqId, StepPlan, Token
 
 CODEC_NUMBERS = {"bf16": 0, "f32": 1}
 """As `enum class Codec` in native/codecs.h."""
@@ -48,6 +49,8 @@ class Computed:
     tokens: Mapping[SeqId, Token]
     failed: Mapping[SeqId, str]
     step_ms: float
+    told: Mapping[SeqId, Logprob]
+    """What the tokens were chosen from, for those whose request asked."""
 
 
 class Runner:
@@ -61,6 +64,7 @@ class Runner:
         self._store = store
         self._batcher = Batcher(decoder.block_bytes, CODEC_NUMBERS[codec])
         self._sampler = Sampler(threads)
+        self.shapes = Shapes()
         self._logits = np.empty((16, vocab), np.float32)
         self._started = 0.0
         self.last_native_ms = 0.0
@@ -78,6 +82,7 @@ class Runner:
         if count > len(self._logits):
             self._logits = np.empty((2 * count, self._logits.shape[1]), np.float32)
         logits = self._logits[:count]
+        self.shapes.begin(batch.sampled)
         called = time.perf_counter()
         self._decoder.step(
             self._arena.bytes,
@@ -93,10 +98,14 @@ class Runner:
         self.last_native_ms = 1e3 * (time.perf_counter() - called)
         tokens: dict[SeqId, Token] = {}
         failed: dict[SeqId, str] = {}
+        told: Mapping[SeqId, Logprob] = {}
         if count:
-            for rows, token in zip(batch.sampled, self._sampler.sample(logits, batch.sampled), strict=True):
+            self.shapes.apply(logits, batch.sampled)
+            chosen = self._sampler.sample(logits, batch.sampled)
+            told = self.shapes.took(batch.sampled, chosen)
+            for rows, token in zip(batch.sampled, chosen, strict=True):
                 if token >= 0:
                     tokens[rows.seq] = token
                 else:
-                    failed[rows.seq] = NOT_FINITE
-        return Computed(tokens, failed, 1e3 * (time.perf_counter() - self._started))
+                    failed[rows.seq] = self.shapes.failure(rows) or NOT_FINITE
+        return Computed(tokens, failed, 1e3 * (time.perf_counter() - self._started), told)

@@ -1,0 +1,113 @@
+"""Answers that must be JSON of a schema, match an expression, be one of several, or follow a grammar.
+
+llguidance computes, for each state of a grammar, which tokens may come next: some tens of microseconds, beside the
+native call. A grammar is compiled once, before the engine hears of the request, and copied for each answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable
+from threading import Lock
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+from numpy.typing import NDArray
+
+from tenure.errors import InvalidRequest
+from tenure.models.tokenizer import Tokenizer
+from tenure.types import Guide, Token
+
+MAX_CHARS = 1 << 18
+"""Characters of a guide: the largest compile in some tenths of a second."""
+_KEPT = 64
+_SPACE = r"(\x20|\n\x20{0,24})"
+"""White space between JSON tokens. Bounded: a small model can be led to write blanks for ever."""
+
+
+class Matcher:
+    """The state of one guided answer."""
+
+    def __init__(self, matcher: LLMatcher, vocab: int) -> None:
+        self._matcher = matcher
+        self._vocab = vocab
+
+    @property
+    def error(self) -> str | None:
+        """Why the answer cannot go on: a limit on the work per token, in most cases."""
+        return self._matcher.get_error().splitlines()[0] if self._matcher.is_error() else None
+
+    def banned(self) -> NDArray[np.bool_]:
+        """bool[V]: the tokens that may not come next."""
+        allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return np.unpackbits(~allowed, count=self._vocab, bitorder="little").view(np.bool_)
+
+    def consume(self, token: Token) -> None:
+        """The token that was chosen."""
+        self._matcher.consume_token(token)
+
+
+class Guides:
+    """The compiled guides of one model; the least used are forgotten. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, eos_ids: Iterable[Token]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab = vocab
+        self._eos_ids = sorted(eos_ids)
+        self._limits = LLParserLimits(verbose_errors=False)
+        self._tokens: LLTokenizer | None = None
+        self._compiled: OrderedDict[Guide, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def check(self, guide: Guide) -> None:
+        """Compile a guide. InvalidRequest when it is broken, cannot be satisfied, is too large or of a kind unknown."""
+        self.start(guide)
+
+    def start(self, guide: Guide) -> Matcher:
+        """The state before an answer's first token."""
+        with self._lock:
+            compiled = self._compiled.get(guide)
+            if compiled is None:
+                compiled = self._compiled[guide] = self._compile(guide)
+                if len(self._compiled) > _KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(guide)
+            return Matcher(compiled.deep_copy(), self._vocab)
+
+    def _compile(self, guide: Guide) -> LLMatcher:
+        if len(guide.text) > MAX_CHARS:
+            raise InvalidRequest(f"may have {MAX_CHARS} characters at most, not {len(guide.text)}", limit=MAX_CHARS)
+        if self._tokens is None:
+            # Takes the better part of a second, so only those who need it pay.
+            eos = self._eos_ids or None
+            self._tokens = LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab, eos_token=eos)
+        matcher = LLMatcher(self._tokens, _grammar(guide), log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            # The first mask finds what compiling does not: an expression that nothing matches, a limit on its size.
+            allowed = matcher.deep_copy()
+            if any(allowed.compute_bitmask()) and not allowed.is_error():
+                return matcher
+            raise InvalidRequest(allowed.get_error().splitlines()[0] if allowed.is_error() else "nothing matches it")
+        raise InvalidRequest(" ".join(matcher.get_error().split()))
+
+
+def _grammar(guide: Guide) -> str:
+    """The guide in llguidance's own form."""
+    try:
+        if guide.kind == "json_schema":
+            return LLMatcher.grammar_from_json_schema(guide.text, defaults={"whitespace_pattern": _SPACE})
+        if guide.kind == "regex":
+            return LLMatcher.grammar_from_regex(guide.text)
+        if guide.kind == "choice":
+            choices = [json.dumps(choice, ensure_ascii=False) for choice in json.loads(guide.text)]
+            if not choices:
+                raise InvalidRequest("must have a choice")
+            return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(guide.text))
+    except Exception as error:  # the converter raises nothing more precise
+        raise InvalidRequest(f"is no grammar: {error}") from error
