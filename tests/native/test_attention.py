@@ -120,7 +120,7 @@ def test_block_bytes_is_what_the_planner_counts(codec: str) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 3, 64), (4, 2, 24), (4, 2, 272)])
 def test_shapes_it_cannot_serve_are_refused(heads: int, kv_heads: int, dim: int) -> None:
     bench = Bench(ISAS[0], "bf16", heads, kv_heads, dim, 1)
-    with pytest.raises(ValueError, match="^head"):
+    with pytest.raises(ValueError, match=r"^head"):
         bench.run([(bench.table(1), 0, *draw(1, heads, kv_heads, dim, 0))])
 
 
