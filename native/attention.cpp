@@ -19,8 +19,8 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 const AttentionKernels& attention_kernels(const Isa& isa) { return TENURE_CHOOSE(isa, attention_table); }
 
-Attention::Attention(const KvLayout& layout, int heads, const Isa& isa)
-    : layout_(layout), kernels_(attention_kernels(isa)) {
+Attention::Attention(const KvLayout& layout, int heads, const Isa& isa, AttentionRule rule)
+    : layout_(layout), rule_(rule), kernels_(attention_kernels(isa)) {
     if (layout.head_dim <= 0 || layout.head_dim % 16 || layout.head_dim > kMaxHeadDim)
         throw std::invalid_argument("head_dim: must be a multiple of 16 up to " + std::to_string(kMaxHeadDim) +
                                     ", not " + std::to_string(layout.head_dim));
@@ -29,7 +29,14 @@ Attention::Attention(const KvLayout& layout, int heads, const Isa& isa)
     group_ = heads / layout.kv_heads;
     if (group_ > kMaxTileRows)
         throw std::invalid_argument("heads: more than " + std::to_string(kMaxTileRows) + " query heads per kv head");
+    if (rule.window <= 0) throw std::invalid_argument("windows: must be positive");
+    if (!(rule.soft_cap >= 0.0f)) throw std::invalid_argument("attention_cap: must not be negative");
     tile_tokens_ = std::max(1, kTargetTileRows / group_);
+}
+
+// Tokens that some row of the tile sees.
+int64_t Attention::seen(const Tile& tile) const {
+    return std::min(tile.visible, rule_.window) + tile.tokens - 1;
 }
 
 void Attention::plan(const Batch& batch, int threads) {
@@ -49,17 +56,18 @@ void Attention::add_tiles(int threads) {
         const int rows = batch_.seq_rows[s + 1] - batch_.seq_rows[s];
         for (int token = 0; token < rows; token += tile_tokens_) {
             const int tokens = std::min(tile_tokens_, rows - token);
-            const int seen = batch_.first_pos[s] + token + tokens;
-            tiles_.push_back({s, batch_.seq_rows[s] + token, tokens, seen - tokens + 1, ceil_div(seen, kSplitTokens),
-                              false, 0, 0});
-            total += int64_t(tokens) * seen;
+            const int end = batch_.first_pos[s] + token + tokens, visible = end - tokens + 1;
+            const int first_split = std::max(0, visible - rule_.window) / kSplitTokens;
+            tiles_.push_back({s, batch_.seq_rows[s] + token, tokens, visible, first_split,
+                              ceil_div(end, kSplitTokens) - first_split, false, 0, 0});
+            total += tokens * seen(tiles_.back());
         }
     }
     const int64_t fair = total * layout_.kv_heads / (int64_t(kItemsPerThread) * threads);
     part_floats_ = 0;
     counters_ = 0;
     for (Tile& tile : tiles_) {
-        const int64_t cost = int64_t(tile.tokens) * (tile.visible + tile.tokens - 1);
+        const int64_t cost = tile.tokens * seen(tile);
         tile.shared = threads > 1 && tile.splits > 1 && cost > fair;
         if (!tile.shared) continue;
         tile.part = part_floats_;
@@ -73,13 +81,15 @@ void Attention::add_items() {
     items_.clear();
     for (int t = 0; t < static_cast<int>(tiles_.size()); t++) {
         const Tile& tile = tiles_[t];
-        const int seen = tile.visible + tile.tokens - 1;
         if (!tile.shared) {
-            items_.push_back({t, -1, int64_t(tile.tokens) * seen});
+            items_.push_back({t, -1, tile.tokens * seen(tile)});
             continue;
         }
-        for (int split = 0; split < tile.splits; split++)
-            items_.push_back({t, split, int64_t(tile.tokens) * std::min(kSplitTokens, seen - split * kSplitTokens)});
+        const int end = tile.visible + tile.tokens - 1;
+        for (int split = 0; split < tile.splits; split++) {
+            const int begin = (tile.first_split + split) * kSplitTokens;
+            items_.push_back({t, split, int64_t(tile.tokens) * std::min(kSplitTokens, end - begin)});
+        }
     }
     // Dearest first: what is left for last is small, so threads finish together.
     std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
@@ -88,15 +98,17 @@ void Attention::add_items() {
 Span Attention::span_of(const Tile& tile, int head, int split, const Call& call) const {
     const int s = tile.sequence;
     const int filled = batch_.first_pos[s] + batch_.seq_rows[s + 1] - batch_.seq_rows[s];
-    const int seen = tile.visible + tile.tokens - 1;
+    const int begin = (tile.first_split + split) * kSplitTokens;
     return {.q = call.q + tile.token * call.q_stride + int64_t(head) * group_ * layout_.head_dim,
             .q_stride = call.q_stride,
             .group = group_,
             .rows = tile.tokens * group_,
             .visible = tile.visible,
+            .window = rule_.window,
+            .soft_cap = rule_.soft_cap * 1.44269504088896341f,
             .filled = filled,
-            .begin = split * kSplitTokens,
-            .end = std::min((split + 1) * kSplitTokens, seen),
+            .begin = begin,
+            .end = std::min(begin + kSplitTokens, tile.visible + tile.tokens - 1),
             .head = batch_.arena + layout_.head_offset(call.layer, head),
             .blocks = batch_.block_offsets + batch_.block_starts[s],
             .tile_bytes = layout_.tile_bytes(),

@@ -27,13 +27,15 @@ constexpr float kLowest = -1e30f;  // stands for minus infinity where a NaN must
 constexpr float kSlack = 8.0f;
 
 // Rows of one sequence and one kv head against tokens [begin, end) of it. Row r is query head r % group of token
-// r / group and sees tokens [0, visible + r / group).
+// r / group and sees tokens [0, visible + r / group), of them the last `window` at most.
 struct Span {
     const float* q;         // of the first row; scaled by log2(e) / sqrt(head_dim) (and whatever the model adds)
     int64_t q_stride;       // floats between tokens; query heads of a token are adjacent
     int group;
     int rows;
     int visible;
+    int window;
+    float soft_cap;         // scores are squashed to ±soft_cap (log2 units); 0: they are not
     int filled;             // tokens of the sequence that are written: what lies beyond is never looked at
     int begin, end;         // begin is a multiple of kSplitTokens, end - begin <= kSplitTokens, end <= filled
     const uint8_t* head;    // arena + offset of the layer and head within a block
@@ -42,13 +44,24 @@ struct Span {
     int head_dim;
 
     int visible_to(int row) const { return visible + row / group; }
+    int first_seen(int row) const { return visible_to(row) > window ? visible_to(row) - window : 0; }
+    // Where the first step starts that holds a token the first row sees: no row sees an earlier one.
+    int first_step() const {
+        const int step = first_seen(0) / kStepTokens * kStepTokens;
+        return begin > step ? begin : step;
+    }
     // The first token that no row sees.
     int seen_end() const {
         const int seen = visible_to(rows - 1);
         return end < seen ? end : seen;
     }
     const float* query(int row) const { return q + row / group * q_stride + row % group * head_dim; }
+    // Tiles of the step at `step` that no row sees any of.
+    int unseen_tiles(int step) const { return first_seen(0) > step ? (first_seen(0) - step) / kTileTokens : 0; }
+    // The tile of a token; of tokens that no row sees the first tile that is seen: their blocks may be gone.
     const uint8_t* tile(int token) const {
+        const int first = first_seen(0);
+        if (token < first) token = first;
         return head + blocks[token / kBlockTokens] + token % kBlockTokens / kTileTokens * tile_bytes;
     }
 };
@@ -97,11 +110,21 @@ struct Batch {
     int rows() const { return seq_rows[sequences]; }
 };
 
-// Plans a step once, then serves every layer of it.
+constexpr int kNoWindow = 1 << 30;
+
+// What may differ from model to model, or between the layers of one.
+struct AttentionRule {
+    int window = kNoWindow;  // tokens a row sees, itself included
+    float soft_cap = 0.0f;   // in the model's own units; 0: none
+};
+
+// Plans a step once, then serves every layer of it that has its rule.
 class Attention {
 public:
     // heads must be a multiple of layout.kv_heads.
-    Attention(const KvLayout& layout, int heads, const Isa& isa);
+    Attention(const KvLayout& layout, int heads, const Isa& isa, AttentionRule rule = {});
+
+    const AttentionRule& rule() const { return rule_; }
 
     void plan(const Batch& batch, int threads);
     // q [rows][heads * head_dim] with q_stride floats between rows; out likewise.
@@ -111,7 +134,8 @@ private:
     // A run of consecutive tokens of one sequence. Either one thread takes all of its splits (one part in that thread's
     // scratch) or each split is an item of its own and the last one to finish folds them all.
     struct Tile {
-        int sequence, token, tokens, visible, splits;
+        int sequence, token, tokens, visible;
+        int first_split, splits;  // the splits that hold what its rows see
         bool shared;
         int64_t part;  // floats into the part buffer: kv_heads * splits parts
         int counter;   // first of kv_heads counters
@@ -138,7 +162,10 @@ private:
     int64_t part_floats(int tokens) const;
     std::size_t thread_bytes() const;
 
+    int64_t seen(const Tile& tile) const;
+
     KvLayout layout_;
+    AttentionRule rule_;
     int group_, tile_tokens_;
     const AttentionKernels& kernels_;
     Batch batch_{};

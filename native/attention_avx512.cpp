@@ -17,13 +17,21 @@ struct Step {
     const uint8_t* v[kTilesPerStep];
     const uint8_t* next[kTilesPerStep];  // tiles of the step after, to be prefetched; null when there is none
     int begin;
-    int tiles;  // those that hold tokens; the others repeat the last one and are masked
+    int first, tiles;  // those that hold tokens somebody sees are [first, tiles); the others repeat one and are masked
 };
 
 struct Work {
     uint16_t* q;   // [rows][head_dim] bf16
     float* l;      // [rows][16] lane sums
-    int* visible;  // [rows] tokens the row sees; ascends
+    int* visible;  // [rows] the row sees [visible - window, visible); ascends
+    int window;
+    float soft_cap;
+};
+
+// What a row sees of the 64 tokens of a step: [from, to), both maybe <= 0 or >= 64.
+struct Seen {
+    int from, to;
+    bool all() const { return from <= 0 && to >= kStepTokens; }
 };
 
 TENURE_INLINE __m512i pair_at(const uint16_t* p) {
@@ -70,14 +78,15 @@ TENURE_INLINE void scores(const Step& step, const uint16_t* q, int head_dim, __m
         for (int i = 0; i < kTilesPerStep; i++) out[r][i] = sum[r][i];
 }
 
-// The running softmax of one row takes in 64 scores, of which it sees the first `limit` (all of them unless masked).
+// The running softmax of one row takes in 64 scores, of which it sees some (all of them unless masked).
 template <bool masked>
-TENURE_INLINE void absorb(const __m512* score, int limit, int head_dim, float* o, float* m, float* l, uint16_t* p) {
+TENURE_INLINE void absorb(const __m512* score, Seen sees, int head_dim, float* o, float* m, float* l, uint16_t* p) {
     [[maybe_unused]] const __m512 lowest = _mm512_set1_ps(kLowest);
     __m512 s[kTilesPerStep];
     [[maybe_unused]] __mmask16 seen[kTilesPerStep];
     for (int i = 0; i < kTilesPerStep; i++) {
-        if constexpr (masked) seen[i] = lanes_below(limit - kTileTokens * i);
+        if constexpr (masked)
+            seen[i] = lanes_below(sees.to - kTileTokens * i) & ~lanes_below(sees.from - kTileTokens * i);
         s[i] = masked ? _mm512_mask_mov_ps(lowest, seen[i], score[i]) : score[i];
     }
     const __m512 highest = _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]));
@@ -105,7 +114,7 @@ TENURE_INLINE void weigh(const Step& step, const uint16_t (*p)[kStepTokens], int
     __m512 sum[R][W];
     for (int r = 0; r < R; r++)
         for (int j = 0; j < W; j++) sum[r][j] = _mm512_loadu_ps(o + r * head_dim + column + 16 * j);
-    for (int i = 0; i < step.tiles; i++) {
+    for (int i = step.first; i < step.tiles; i++) {
         const uint8_t* v = step.v[i] + 4 * column;
         for (int t = 0; t < kTileTokens / 2; t++, v += 4 * head_dim) {
             __m512i x[W];
@@ -121,7 +130,7 @@ TENURE_INLINE void weigh(const Step& step, const uint16_t (*p)[kStepTokens], int
 }
 
 template <int R>
-void step_rows(const Step& step, const Work& work, const Part& part, int row, const int* limit, int head_dim,
+void step_rows(const Step& step, const Work& work, const Part& part, int row, const Seen* seen, int head_dim,
                bool prefetch) {
     __m512 score[R][kTilesPerStep];
     const uint16_t* q = work.q + row * head_dim;
@@ -131,13 +140,17 @@ void step_rows(const Step& step, const Work& work, const Part& part, int row, co
         scores<R, false>(step, q, head_dim, score);
     alignas(64) uint16_t p[R][kStepTokens];
     float* o = part.o + row * head_dim;
-    const bool masked = limit[0] < kStepTokens;  // limits ascend with rows
+    if (work.soft_cap > 0.0f)
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < kTilesPerStep; i++)
+                score[r][i] = (__m512)squash((f32x16)score[r][i], work.soft_cap);
+    const bool masked = !seen[0].all() || !seen[R - 1].all();  // both ends ascend with rows
     for (int r = 0; r < R; r++) {
         float *o_row = o + r * head_dim, *m = part.m + row + r, *l = work.l + 16 * (row + r);
         if (masked)
-            absorb<true>(score[r], limit[r], head_dim, o_row, m, l, p[r]);
+            absorb<true>(score[r], seen[r], head_dim, o_row, m, l, p[r]);
         else
-            absorb<false>(score[r], limit[r], head_dim, o_row, m, l, p[r]);
+            absorb<false>(score[r], seen[r], head_dim, o_row, m, l, p[r]);
     }
     int column = 0;
     for (; column + 64 <= head_dim; column += 64) weigh<R, 4>(step, p, head_dim, column, o);
@@ -148,16 +161,19 @@ void step_all_rows(const Span& span, const Step& step, const Work& work, const P
     bool prefetch = step.next[0] != nullptr;
     for (int row = 0; row < span.rows; row += kRows) {
         const int count = span.rows - row < kRows ? span.rows - row : kRows;
-        int limit[kRows];
-        for (int r = 0; r < count; r++) limit[r] = work.visible[row + r] - step.begin;
-        if (limit[count - 1] <= 0) continue;
+        Seen seen[kRows];
+        for (int r = 0; r < count; r++) {
+            const int to = work.visible[row + r] - step.begin;
+            seen[r] = {to - work.window, to};
+        }
+        if (seen[count - 1].to <= 0 || seen[0].from >= kStepTokens) continue;
         switch (count) {
-            case 1: step_rows<1>(step, work, part, row, limit, span.head_dim, prefetch); break;
-            case 2: step_rows<2>(step, work, part, row, limit, span.head_dim, prefetch); break;
-            case 3: step_rows<3>(step, work, part, row, limit, span.head_dim, prefetch); break;
-            case 4: step_rows<4>(step, work, part, row, limit, span.head_dim, prefetch); break;
-            case 5: step_rows<5>(step, work, part, row, limit, span.head_dim, prefetch); break;
-            default: step_rows<6>(step, work, part, row, limit, span.head_dim, prefetch); break;
+            case 1: step_rows<1>(step, work, part, row, seen, span.head_dim, prefetch); break;
+            case 2: step_rows<2>(step, work, part, row, seen, span.head_dim, prefetch); break;
+            case 3: step_rows<3>(step, work, part, row, seen, span.head_dim, prefetch); break;
+            case 4: step_rows<4>(step, work, part, row, seen, span.head_dim, prefetch); break;
+            case 5: step_rows<5>(step, work, part, row, seen, span.head_dim, prefetch); break;
+            default: step_rows<6>(step, work, part, row, seen, span.head_dim, prefetch); break;
         }
         prefetch = false;
     }
@@ -176,7 +192,8 @@ const uint8_t* clean_values(const uint8_t* v, int written, int head_dim, uint8_t
 // Nobody else asks for it in time: the step before, if there is one, belongs to another span.
 void prefetch_first_step(const Span& span) {
     const int end = span.seen_end();
-    for (int token = span.begin; token < end && token < span.begin + kStepTokens; token += kTileTokens)
+    const int begin = span.first_step();
+    for (int token = begin; token < end && token < begin + kStepTokens; token += kTileTokens)
         for (int64_t at = 0; at < span.tile_bytes; at += 64)
             _mm_prefetch(reinterpret_cast<const char*>(span.tile(token) + at), _MM_HINT_T1);
 }
@@ -202,6 +219,7 @@ void prepare_rows(const Span& span, const Part& part, const Work& work) {
 Step step_at(const Span& span, int begin, int end, uint8_t* clean) {
     Step step;
     step.begin = begin;
+    step.first = span.unseen_tiles(begin);
     const int tokens = end - begin < kStepTokens ? end - begin : kStepTokens;
     step.tiles = (tokens + kTileTokens - 1) / kTileTokens;
     const int last = step.tiles - 1, last_token = begin + kTileTokens * last;
@@ -222,11 +240,11 @@ void span_bf16(const Span& span, const Part& part, void* scratch) {
     auto* l = static_cast<float*>(scratch);
     auto* clean = reinterpret_cast<uint8_t*>(l + 16 * kMaxTileRows);
     auto* q = reinterpret_cast<uint16_t*>(clean + 2 * kTileTokens * kMaxHeadDim);
-    const Work work{q, l, reinterpret_cast<int*>(q + kMaxTileRows * kMaxHeadDim)};
+    const Work work{q, l, reinterpret_cast<int*>(q + kMaxTileRows * kMaxHeadDim), span.window, span.soft_cap};
     prefetch_first_step(span);
     prepare_rows(span, part, work);
     const int end = span.seen_end();
-    for (int begin = span.begin; begin < end; begin += kStepTokens)
+    for (int begin = span.first_step(); begin < end; begin += kStepTokens)
         step_all_rows(span, step_at(span, begin, end, clean), work, part);
     for (int r = 0; r < span.rows; r++) part.l[r] = _mm512_reduce_add_ps(_mm512_load_ps(l + 16 * r));
 }

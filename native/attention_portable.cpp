@@ -17,11 +17,13 @@ struct Step {
     const uint8_t* tile[kTilesPerStep];
     int begin;   // absolute token
     int tokens;  // written ones, 1..64
+    int first;   // the first tile that some row sees
 };
 
 struct Rows {
     const float* q[kRows];
-    int limit[kRows];  // tokens of the step the row sees; may be <= 0 or > 64
+    int from[kRows];   // tokens of the step it is too late to see; may be <= 0 or > 64
+    int limit[kRows];  // tokens of the step that are not too early for it; likewise
     int first;         // index of the first row in the part
 };
 
@@ -78,16 +80,18 @@ struct Tile<Codec::bf16> {
     }
 };
 
-TENURE_INLINE f32x16 mask_lanes(f32x16 x, int keep, float otherwise) {
+// Keeps the lanes [from, to).
+TENURE_INLINE f32x16 mask_lanes(f32x16 x, int from, int to, float otherwise) {
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return lane < (keep - (i32x16){}) ? x : splat(otherwise);
+    const i32x16 seen = (lane < (to - (i32x16){})) & (lane >= (from - (i32x16){}));
+    return seen ? x : splat(otherwise);
 }
 
 // The running softmax of one row takes in 64 scores; leaves the probabilities in p.
-void absorb(const f32x16* score, int limit, int head_dim, float* o, float& m, f32x16& l, float* p) {
+void absorb(const f32x16* score, int from, int limit, int head_dim, float* o, float& m, f32x16& l, float* p) {
     f32x16 s[kTilesPerStep], top = splat(kLowest);
     for (int i = 0; i < kTilesPerStep; i++) {
-        s[i] = mask_lanes(score[i], limit - kTileTokens * i, kLowest);
+        s[i] = mask_lanes(score[i], from - kTileTokens * i, limit - kTileTokens * i, kLowest);
         top = vmax(s[i], top);
     }
     const float highest = max_lanes(top);
@@ -98,27 +102,32 @@ void absorb(const f32x16* score, int limit, int head_dim, float* o, float& m, f3
         for (int d = 0; d < head_dim; d += 16) store(o + d, load<f32x16>(o + d) * shrink);
     }
     for (int i = 0; i < kTilesPerStep; i++) {
-        const f32x16 e = mask_lanes(exp2_lanes(s[i] - splat(m)), limit - kTileTokens * i, 0.0f);
+        const int at = kTileTokens * i;
+        const f32x16 e = mask_lanes(exp2_lanes(s[i] - splat(m)), from - at, limit - at, 0.0f);
         l = l + e;
         store(p + kTileTokens * i, e);
     }
 }
 
 template <Codec codec, int R>
-void step_rows(const Step& step, const Rows& rows, const Part& part, f32x16* l, int head_dim) {
+void step_rows(const Step& step, const Rows& rows, const Part& part, f32x16* l, int head_dim, float soft_cap) {
     f32x16 score[kTilesPerStep][R];
-    for (int i = 0; i < kTilesPerStep; i++) Tile<codec>::template scores<R>(step.tile[i], head_dim, rows, score[i]);
+    for (int i = 0; i < kTilesPerStep; i++) {
+        Tile<codec>::template scores<R>(step.tile[i], head_dim, rows, score[i]);
+        if (soft_cap > 0.0f)
+            for (int r = 0; r < R; r++) score[i][r] = squash(score[i][r], soft_cap);
+    }
     alignas(64) float p[R][kStepTokens];
     for (int r = 0; r < R; r++) {
         f32x16 mine[kTilesPerStep];
         for (int i = 0; i < kTilesPerStep; i++) mine[i] = score[i][r];
         const int row = rows.first + r;
-        absorb(mine, rows.limit[r], head_dim, part.o + row * head_dim, part.m[row], l[row], p[r]);
+        absorb(mine, rows.from[r], rows.limit[r], head_dim, part.o + row * head_dim, part.m[row], l[row], p[r]);
     }
     for (int column = 0; column < head_dim; column += 16) {
         f32x16 sum[R];
         for (int r = 0; r < R; r++) sum[r] = load<f32x16>(part.o + (rows.first + r) * head_dim + column);
-        for (int i = 0; i * kTileTokens < step.tokens; i++) {
+        for (int i = step.first; i * kTileTokens < step.tokens; i++) {
             const int left = step.tokens - i * kTileTokens;
             const auto* tile_p = reinterpret_cast<const float(*)[kStepTokens]>(&p[0][i * kTileTokens]);
             Tile<codec>::template values<R>(step.tile[i], left < kTileTokens ? left : kTileTokens, head_dim, column,
@@ -136,14 +145,15 @@ void span_rows(const Span& span, const Step& step, const Part& part, f32x16* l) 
         rows.first = row;
         for (int r = 0; r < count; r++) {
             rows.q[r] = span.query(row + r);
+            rows.from[r] = span.first_seen(row + r) - step.begin;
             rows.limit[r] = span.visible_to(row + r) - step.begin;
         }
-        if (rows.limit[count - 1] <= 0) continue;
+        if (rows.limit[count - 1] <= 0 || rows.from[0] >= kStepTokens) continue;
         switch (count) {
-            case 1: step_rows<codec, 1>(step, rows, part, l, span.head_dim); break;
-            case 2: step_rows<codec, 2>(step, rows, part, l, span.head_dim); break;
-            case 3: step_rows<codec, 3>(step, rows, part, l, span.head_dim); break;
-            default: step_rows<codec, 4>(step, rows, part, l, span.head_dim); break;
+            case 1: step_rows<codec, 1>(step, rows, part, l, span.head_dim, span.soft_cap); break;
+            case 2: step_rows<codec, 2>(step, rows, part, l, span.head_dim, span.soft_cap); break;
+            case 3: step_rows<codec, 3>(step, rows, part, l, span.head_dim, span.soft_cap); break;
+            default: step_rows<codec, 4>(step, rows, part, l, span.head_dim, span.soft_cap); break;
         }
     }
 }
@@ -157,10 +167,11 @@ void span(const Span& span, const Part& part, void* scratch) {
     }
     std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
     const int end = span.seen_end();
-    for (int begin = span.begin; begin < end; begin += kStepTokens) {
+    for (int begin = span.first_step(); begin < end; begin += kStepTokens) {
         Step step;
         step.begin = begin;
         step.tokens = end - begin < kStepTokens ? end - begin : kStepTokens;
+        step.first = span.unseen_tiles(begin);
         for (int i = 0; i < kTilesPerStep; i++) {
             const int token = begin + i * kTileTokens;
             step.tile[i] = span.tile(token < end ? token : end - 1);

@@ -55,12 +55,13 @@ int64_t block_bytes(const std::string& codec, int layers, int kv_heads, int head
 void attention(const Bytes& arena, const std::string& codec, const std::string& isa_name, int threads,
                const Array<const float, 3>& q, const Array<const float, 3>& k, const Array<const float, 3>& v,
                const Array<const int32_t, 1>& seq_rows, const Array<const int32_t, 1>& first_pos,
-               const Array<const int32_t, 1>& block_starts, const Offsets& block_offsets, const Array<float, 3>& out) {
+               const Array<const int32_t, 1>& block_starts, const Offsets& block_offsets, const Array<float, 3>& out,
+               int window, float soft_cap) {
     const int rows = static_cast<int>(q.shape(0)), heads = static_cast<int>(q.shape(1));
     const int kv_heads = static_cast<int>(k.shape(1)), dim = static_cast<int>(q.shape(2));
     const KvLayout layout{codec_named(codec), 1, kv_heads, dim};
     const Isa& chosen = isa_named(isa_name);
-    Attention attention(layout, heads, chosen);
+    Attention attention(layout, heads, chosen, {window, soft_cap});
     const Batch batch{static_cast<int>(first_pos.shape(0)), seq_rows.data(), first_pos.data(), block_starts.data(),
                       block_offsets.data(), arena.data()};
     if (batch.rows() != rows) throw std::invalid_argument("seq_rows: must end at the number of rows");
@@ -90,7 +91,8 @@ void bind_device(nb::module_& m) {
     m.def("block_bytes", &block_bytes, "codec"_a, "layers"_a, "kv_heads"_a, "head_dim"_a,
           "Bytes of a block of 32 tokens in the layout the kernels use.");
     m.def("attention", &attention, "arena"_a.noconvert(), "codec"_a, "isa"_a, "threads"_a, "q"_a, "k"_a, "v"_a,
-          "seq_rows"_a, "first_pos"_a, "block_starts"_a, "block_offsets"_a, "out"_a.noconvert(),
+          "seq_rows"_a, "first_pos"_a, "block_starts"_a, "block_offsets"_a, "out"_a.noconvert(), "window"_a = kNoWindow,
+          "soft_cap"_a = 0.0f,
           "For tests: stores k, v [rows, kv_heads, dim] and attends with q [rows, heads, dim] into out. Arguments are "
           "trusted.");
 }

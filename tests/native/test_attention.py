@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.native.support import ISAS, NAN_BYTE, blocks_for, starts
+from tests.native.support import BLOCK, ISAS, NAN_BYTE, blocks_for, starts
 
 from tenure import _native, spec
 from tenure.device import reference
@@ -29,7 +30,7 @@ class Bench:
         return [self.free.pop() for _ in range(blocks_for(tokens))]
 
     def run(
-        self, parts: Sequence[tuple[list[int], int, Floats, Floats, Floats]], threads: int = 1
+        self, parts: Sequence[tuple[list[int], int, Floats, Floats, Floats]], threads: int = 1, **rule: Any
     ) -> list[NDArray[np.float32]]:
         """Each part is (block table, first position, q, k, v) of rows to store and attend."""
         counts = [len(q) for _, _, q, _, _ in parts]
@@ -38,7 +39,7 @@ class Bench:
         _native.attention(
             self.arena, self.codec, self.isa, threads, q, k, v, starts(counts),
             np.array([first for _, first, *_ in parts], np.int32), starts([len(table) for table, *_ in parts]),
-            np.concatenate([table for table, *_ in parts]), out,
+            np.concatenate([table for table, *_ in parts]), out, **rule,
         )  # fmt: skip
         return np.split(out, np.cumsum(counts)[:-1])
 
@@ -98,6 +99,38 @@ def test_a_row_is_the_same_in_any_company(isa: str, codec: str, heads: int, kv_h
     assert np.isfinite(want).all()
     for case in [(0, 513, 2, 1, 3), (0, 64, 2, 2), (505, 67, 1, 3, 15), (1000, 7, 2, 4), (1025, 1, 2, 5, 15)]:
         assert np.array_equal(chunked(*case), want), case
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("codec", ["bf16", "f32"])
+@pytest.mark.parametrize(("window", "soft_cap"), [(1, 0.0), (20, 0.0), (100, 5.0), (600, 0.0), (5000, 50.0)])
+def test_windows_and_soft_caps(isa: str, codec: str, window: int, soft_cap: float) -> None:
+    """Against the oracle and the same in any company; what lies before every window is not even looked at."""
+    tokens, heads, kv_heads, dim = 1100, 4, 2, 32
+    rule = {"window": window, "soft_cap": soft_cap}
+    q, k, v = draw(tokens, heads, kv_heads, dim, 7)
+
+    def chunked(sizes: Sequence[int], threads: int, seed: int) -> Floats:
+        bench = Bench(isa, codec, heads, kv_heads, dim, blocks_for(tokens) + 3, seed)
+        table, stranger, at, out = bench.table(tokens), bench.table(70), 0, []
+        other = (stranger, 60, *draw(9, heads, kv_heads, dim, seed))
+        bench.run([(stranger, 0, *draw(60, heads, kv_heads, dim, 1))])
+        for size in sizes:
+            for gone in range(max(0, at + 1 - window) // BLOCK):
+                bench.arena[table[gone] : table[gone] + bench.block_bytes] = NAN_BYTE
+                table[gone] = -(1 << 40)
+            rows = slice(at, at + size)
+            out.append(bench.run([other, (table, at, q[rows], k[rows], v[rows])], threads, **rule)[1])
+            at += size
+        return np.concatenate(out)
+
+    want = chunked([tokens], 1, 0)
+    stored = [reference.round_bf16(x) if codec == "bf16" else x for x in (k, v)]
+    exact = reference.attention(q, *stored, 0, window=window, soft_cap=soft_cap)
+    tolerance = TOLERANCE.get(isa, 4e-6) if codec == "bf16" else 4e-6
+    assert np.linalg.norm(want - exact) <= tolerance * np.linalg.norm(exact)
+    for sizes, threads in [([600, 500], 2), ([1] * 70 + [64] * 16 + [6], 1), ([1030, *[7] * 10], 2)]:
+        assert np.array_equal(chunked(sizes, threads, len(sizes)), want), sizes[:3]
 
 
 @pytest.mark.parametrize("isa", ISAS)

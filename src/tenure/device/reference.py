@@ -76,10 +76,26 @@ def rope(
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
 
 
-def attention(q: AnyFloats, k: AnyFloats, v: AnyFloats, first: int) -> Floats:
+def squash(x: AnyFloats, most: float) -> Floats:
+    """x, squashed smoothly to ±most; 0: x as it is."""
+    x = x.astype(np.float64)
+    return np.asarray(most * np.tanh(x / most)) if most else x
+
+
+def attention(
+    q: AnyFloats,
+    k: AnyFloats,
+    v: AnyFloats,
+    first: int,
+    *,
+    window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+) -> Floats:
     """Causal attention: row i of q [rows, heads, dim] stands at position first + i and sees keys [0, first + i].
 
-    k and v are [tokens, kv_heads, dim]; each kv head serves heads / kv_heads consecutive query heads.
+    k and v are [tokens, kv_heads, dim]; each kv head serves heads / kv_heads consecutive query heads. `window`: of
+    those keys the last so many. `scale` of the scores: 1 / sqrt(dim) unless given.
     """
     rows, heads, dim = q.shape
     group = heads // k.shape[1]
@@ -87,10 +103,12 @@ def attention(q: AnyFloats, k: AnyFloats, v: AnyFloats, first: int) -> Floats:
     for head in range(heads):
         keys, values = k[:, head // group].astype(np.float64), v[:, head // group].astype(np.float64)
         for row in range(rows):
-            seen = first + row + 1
-            score = keys[:seen] @ q[row, head].astype(np.float64) / np.sqrt(dim)
+            end = first + row + 1
+            seen = slice(max(0, end - window) if window else 0, end)
+            score = keys[seen] @ q[row, head].astype(np.float64) * (dim**-0.5 if scale is None else scale)
+            score = squash(score, soft_cap)
             weight = np.exp(score - score.max())
-            out[row, head] = weight @ values[:seen] / weight.sum()
+            out[row, head] = weight @ values[seen] / weight.sum()
     return out
 
 
