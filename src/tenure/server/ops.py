@@ -11,6 +11,7 @@ import tenure
 from tenure.errors import NotBuilt
 from tenure.server.asks import ChatBody, Ids, check_ids, check_model, render
 from tenure.server.body import Strict, parse_object, validate
+from tenure.server.caller import Caller, caller_of
 from tenure.server.guards import require_json
 from tenure.server.metrics import CONTENT_TYPE, Metrics
 from tenure.server.replies import Json
@@ -77,17 +78,17 @@ class Ops:
     async def tokenize(self, request: HttpRequest) -> Response:
         """POST /tokenize: a prompt, or messages as the chat route would render them."""
         require_json(request.scope)
-        body = await request.body()
-        return Json(await self._texts.run(len(body), lambda: self._tokens(parse_object(body))))
+        body, caller = await request.body(), caller_of(request)
+        return Json(await self._texts.run(len(body), lambda: self._tokens(parse_object(body), caller)))
 
-    def _tokens(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def _tokens(self, fields: dict[str, Any], caller: Caller) -> dict[str, Any]:
         serves = self._serves
         body: TokenizeBody | TokenizeChatBody
         if "messages" in fields:
             refuse_unbuilt(fields, CHAT)
             body = chat = validate(TokenizeChatBody, fields)
             check_model(serves, chat.model)
-            tokens = list(render(serves, chat, chat.session_id).tokens)
+            tokens = list(render(serves, chat, caller).tokens)
         else:
             body = plain = validate(TokenizeBody, fields)
             check_model(serves, plain.model)
