@@ -182,7 +182,7 @@ def test_chat_by_pipe_reuses_the_conversation() -> None:
         "chat", "--max-tokens", "12", text="Hello there!\nAnd now?\n/kv\n/new\n/nonsense\n/help\n/quit\nnever\n"
     )
     assert result.returncode == 0, result.stderr
-    turns = [line for line in result.stdout.splitlines() if "tokens reused" in line]
+    turns = [line for line in result.stdout.splitlines() if line.startswith("[") and "tokens reused" in line]
     assert len(turns) == 2
     reused = [int(line.split()[0].strip("[")) for line in turns]
     assert reused[0] == 0

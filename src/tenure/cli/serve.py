@@ -56,7 +56,8 @@ def banner(settings: Settings, card: ModelCard, stats: Snapshot, port: int, budg
     host = settings.host if is_loopback(settings.host) or settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     key_line = [f"  -H 'Authorization: Bearer {_key_shown(settings)}' \\"] if settings.api_key else []
-    body = f'{{"model": "{card.id}", "messages": [{{"role": "user", "content": "What is a KV cache?"}}]}}'
+    message = '{"role": "user", "content": "What is a KV cache?"}'
+    body = f'{{"model": "{card.id}", "max_tokens": 64, "messages": [{message}]}}'
     return [
         "",
         f"  Tenure serves {_bold(card.id)} on {_bold(url)}",
