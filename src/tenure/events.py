@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tenure.types import BlockId, Fate, Finish, Key, LimitCause, Receipt, SeqId, Timings, Usage
 
@@ -17,6 +17,8 @@ class Fact:
     """Base of all facts; `at` is the time of the clock that the caller holds, in seconds."""
 
     at: float
+    tenant: str = field(default="", kw_only=True)
+    """Whom it concerns: a tenant, or nobody in particular."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class RequestStarted(Fact):
     prompt_tokens: int
     cached_tokens: int
     miss: str | None
+    predicted_s: float = 0.0
+    """The wait that was predicted when it arrived, to be held against `queue_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ class TokenFirst(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SequencePaused(Fact):
-    """A running sequence gave its blocks back; they stay cached until evicted."""
+    """A running sequence gave its blocks back; they stay cached until evicted. Freed are those that nobody else holds;
+    `recompute_tokens` is what evicting all of them would cost."""
 
     request: str
     seq: SeqId
@@ -109,13 +114,79 @@ class SequencePaused(Fact):
     reason: str
     freed_blocks: int
     recompute_tokens: int
+    freed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceResumed(Fact):
+    """A paused or slid sequence runs again; of what it once had, so many tokens are computed again."""
+
     request: str
     seq: SeqId
     recomputed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlid(Fact):
+    """A sequence reached its context and goes on without tokens [start, end), counted from its prompt's first."""
+
+    request: str
+    seq: SeqId
+    start: int
+    end: int
+    kept_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinGranted(Fact):
+    """Blocks are held for a tenant until `until`, whoever else needs room. `key` names the last of them."""
+
+    request: str
+    key: Key
+    tokens: int
+    blocks: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class PinRefused(Fact):
+    """A pin would not fit the tenant's budget, or the pool."""
+
+    request: str
+    tokens: int
+    blocks: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PinEnded(Fact):
+    """A pin's blocks are evictable again. `reason`: expired, replaced, unpinned, deleted or revoked (for room)."""
+
+    key: Key
+    blocks: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationChanged(Fact):
+    """Someone paused, resumed or deleted a conversation; `blocks` were dropped."""
+
+    conversation: str
+    change: str
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnded(Fact):
+    """A sequence is about to give its lease back, at its end or for a pause: told before its blocks become evictable.
+
+    `tip` is the key of its last full block that is shareable, None when there is none."""
+
+    request: str
+    seq: SeqId
+    tip: Key | None
+    prompt_tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,11 @@ class KvCache:
         """
         return self._plan_start(ask, now) if ask.lease is None else self._plan_growth(ask.lease, ask.room, now)
 
+    def tip(self, lease: Lease) -> Key | None:
+        """The key of its last full block that is shareable; None when there is none."""
+        nodes = self._held(lease).nodes
+        return nodes[-1].key if nodes else None
+
     def leaked(self) -> int:
         """Blocks that are neither free, cached nor of any lease; 0 unless there is a bug."""
         private = sum(

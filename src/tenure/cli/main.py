@@ -10,6 +10,7 @@ import tenure
 from tenure.cli.bench import bench
 from tenure.cli.chat import chat
 from tenure.cli.doctor import doctor
+from tenure.cli.replay import replay
 from tenure.cli.serve import serve
 
 app = typer.Typer(
@@ -20,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Serve open-weights language models to many conversations from one fixed, visible KV budget.",
 )
-for command in (serve, chat, doctor, bench):
+for command in (serve, chat, doctor, bench, replay):
     app.command()(command)
 
 

@@ -8,13 +8,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from tenure.config import BY_NAME, Setting, resolve
 from tenure.errors import TenureError
 
+R = TypeVar("R")
 USAGE_ERROR = 2
 """Exit code when the operator has to change something."""
 
@@ -40,6 +41,23 @@ def takes(*names: str) -> Callable[[Callable[..., int | None]], Callable[..., No
         command.__doc__ = body.__doc__
         command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword_only}
+        return command
+
+    return decorate
+
+
+def options_of(record: type[R]) -> Callable[[Callable[[R], int | None]], Callable[..., None]]:
+    """Decorate a command `body(options)` whose options are the fields of a dataclass, with typer's annotations."""
+
+    def decorate(body: Callable[[R], int | None]) -> Callable[..., None]:
+        def command(**values: Any) -> None:
+            guarded(lambda: body(record(**values)))
+
+        parameters = list(inspect.signature(record, eval_str=True).parameters.values())
+        command.__name__ = body.__name__
+        command.__doc__ = body.__doc__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return command
 
     return decorate

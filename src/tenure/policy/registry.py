@@ -9,9 +9,10 @@ from tenure.errors import ConfigError
 from tenure.policy.admission import BoundedQueue
 from tenure.policy.base import AdmissionPolicy, EvictionPolicy, PressurePolicy
 from tenure.policy.eviction import Lru
+from tenure.policy.gittins import Gittins
 from tenure.policy.pressure import PauseYoungest
 
-EVICTION: Mapping[str, Callable[[], EvictionPolicy]] = {Lru.name: Lru}
+EVICTION: Mapping[str, Callable[[], EvictionPolicy]] = {Lru.name: Lru, Gittins.name: Gittins}
 ADMISSION: Mapping[str, Callable[[], AdmissionPolicy]] = {BoundedQueue.name: BoundedQueue}
 PRESSURE: Mapping[str, Callable[[], PressurePolicy]] = {PauseYoungest.name: PauseYoungest}
 

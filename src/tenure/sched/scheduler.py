@@ -24,6 +24,7 @@ from tenure.events import (
     RequestDone,
     RequestQueued,
     RequestStarted,
+    SequenceEnded,
     SequencePaused,
     SequenceResumed,
     StepDone,
@@ -422,6 +423,7 @@ class Scheduler:
         if seq.lease is None:
             raise Corrupt(f"sequence {seq.id} runs without a lease")
         held = len(seq.lease.blocks)
+        self._tell_end(seq, now)
         self.cache.release(seq.lease, seq.tokens, seq.computed, now, "paused")
         self._history.remember(seq.job.request, seq.tokens, seq.computed)
         del self._running[seq.id]
@@ -440,6 +442,7 @@ class Scheduler:
         if seq.lease is not None:
             # What led to non-finite logits may be bad itself: nothing that only this sequence holds is trusted again.
             valid = 0 if finish is Finish.ERROR else seq.computed
+            self._tell_end(seq, now)
             self.cache.release(seq.lease, seq.tokens, valid, now, finish.value)
             self._history.remember(seq.job.request, seq.tokens, valid)
             del self._running[seq.id]
@@ -448,6 +451,12 @@ class Scheduler:
             self._queue.remove(seq)
         seq.phase, seq.finish, seq.limit_cause = Phase.FINISHED, finish, cause
         self._blocked_at = -1
+
+    def _tell_end(self, seq: Sequence, now: float) -> None:
+        """What eviction policies classify its blocks by, before these become evictable."""
+        if seq.lease is not None:
+            tip, job = self.cache.tip(seq.lease), seq.job
+            self._facts.emit(SequenceEnded(now, job.request.id, seq.id, tip, job.prompt_len, seq.generated))
 
     def _end_job(self, job: Job, finish: Finish, cause: LimitCause | None, now: float, news: list[News]) -> None:
         for seq in job.sequences:

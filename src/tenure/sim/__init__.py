@@ -1,0 +1,1 @@
+"""The same core, offline: traces in, what would have happened out."""
