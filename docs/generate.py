@@ -67,7 +67,8 @@ inference extension work unchanged; `tenure:` is what nobody else has. Every met
 """
 FACTS_HEAD = """## Facts
 
-What happens is told as facts: immutable records in one bounded log, each with its time (`at`, in seconds). Policies
+What happens is told as facts: immutable records in one bounded log, each with its time (`at`, in seconds) and the
+tenant it concerns (`tenant`, empty when it concerns nobody in particular). Policies
 learn from them, the metrics are a fold over them. A reader that comes too late is told so by a fact of its own.
 
 | fact | fields | what it tells |
@@ -108,7 +109,7 @@ def all_facts() -> list[type[Fact]]:
 
 
 def _fact_row(kind: type[Fact]) -> str:
-    names = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind) if field.name != "at")
+    names = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind) if field.name not in ("at", "tenant"))
     words = inspect.getdoc(kind) or ""
     # A dataclass without a docstring is given its signature as one, which says nothing.
     told = "" if words.startswith(f"{kind.__name__}(") else " ".join(words.split())

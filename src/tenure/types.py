@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NewType
 
+from tenure.views import TenantView
+
 Token = int
 BlockId = NewType("BlockId", int)
 """Where a block lies in a tier: an index from 0 to capacity − 1."""
@@ -45,7 +47,7 @@ class Finish(Enum):
     ERROR = "error"
 
 
-LimitCause = Literal["max_tokens", "context", "pool", "shutdown"]
+LimitCause = Literal["max_tokens", "context", "pool", "tenant_kv", "shutdown"]
 MissReason = Literal[
     "cold", "content_changed", "retokenised", "reasoning_stripped", "scope_changed", "evicted", "expired", "corrupt",
     "below_minimum", "unknown",
@@ -127,9 +129,35 @@ class Sampling:
         return self.logprobs is not None or self.logits
 
 
+Overflow = Literal["refuse", "trim", "slide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A wish that the first `end_token` tokens of a prompt stay held for `ttl_s` seconds from when they are computed.
+
+    Whole blocks are pinned: those that end at or before `end_token`."""
+
+    end_token: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PinReceipt:
+    """What became of a wish to pin: granted for `ttl_s` seconds, or refused with the reason. `tokens` in whole blocks,
+    `bytes` as they count against the tenant's budget."""
+
+    end_token: int
+    granted: bool
+    tokens: int
+    bytes: int
+    ttl_s: float
+    reason: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client wants computed, as integers. `id` is unique among the living."""
+    """What a client wants computed, as integers. `id` is unique among the living; `scope.tenant` is who asks."""
 
     id: str
     tokens: tuple[Token, ...]
@@ -139,6 +167,11 @@ class Request:
     priority: int = 0
     session_id: str | None = None
     spans: tuple[Span, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    overflow: Overflow = "refuse"
+    """`slide`: the answer goes on past the context. What concerns the prompt was settled before it came here."""
+    forgotten: tuple[Forgotten, ...] = ()
+    """What was left out of the prompt before it came here; the receipt repeats it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +189,10 @@ class Miss:
     reason: MissReason
     at_token: int
     message: int | None = None
+    by: str | None = None
+    """The policy that evicted what was held, or `pin` when its time had passed."""
+    ago_s: float | None = None
+    """How long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +227,7 @@ class Receipt:
     max_tokens_requested: int | None = None
     max_tokens_granted: int | None = None
     """Both set when max_tokens was clamped to what the context leaves."""
+    pins: tuple[PinReceipt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +301,8 @@ class Delta:
     token: Token | None
     finish: Finish | None
     limit_cause: LimitCause | None = None
+    forgotten: Forgotten | None = None
+    """What the sequence lets go from here on, when its context slides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +330,8 @@ class Piece:
     """The stop string or stop id that ended it, when one did (not eos)."""
     logprobs: tuple[Logprob, ...] = ()
     """One for each of `tokens`, when they were asked for."""
+    forgotten: Forgotten | None = None
+    """What the model no longer sees from here on: the context slid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +343,8 @@ class Done:
     receipt: Receipt
     timings: Timings
     error: str | None = None
+    parts: tuple[Done, ...] = ()
+    """Those of each prompt, when this one speaks for several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,3 +381,6 @@ class Snapshot:
     eviction: str
     pressure: str
     overflow: str
+    pinned_blocks: int = 0
+    """Of the leased ones, those that pins hold."""
+    tenants: tuple[TenantView, ...] = ()
