@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _LAZY = {"Engine": "tenure.engine", "EngineSettings": "tenure.engine", "load": "tenure.models"}
-__all__ = ["Engine", "EngineSettings", "__version__", "load"]  # noqa: F822 — the lazy ones come from __getattr__
+__all__ = ["Engine", "EngineSettings", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
