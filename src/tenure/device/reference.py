@@ -78,8 +78,8 @@ def rope(
 
 def squash(x: AnyFloats, most: float) -> Floats:
     """x, squashed smoothly to ±most; 0: x as it is."""
-    x = x.astype(np.float64)
-    return np.asarray(most * np.tanh(x / most)) if most else x
+    wide = x.astype(np.float64)
+    return np.asarray(most * np.tanh(wide / most), np.float64) if most else wide
 
 
 def attention(
