@@ -380,7 +380,7 @@ class Snapshot:
     leaked_blocks: int
     eviction: str
     pressure: str
-    overflow: str
+    overflow: Overflow
     pinned_blocks: int = 0
     """Of the leased ones, those that pins hold."""
     tenants: tuple[TenantView, ...] = ()

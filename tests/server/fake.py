@@ -11,14 +11,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tenure.errors import RequestError
+from tenure.errors import InvalidRequest, RequestError
 from tenure.events import FactLog, RequestDone, RequestQueued, RequestRefused, RequestStarted, StepDone, TokenFirst
 from tenure.server.serves import Health, ModelCard, Prompt
 from tenure.types import (
     Done,
     Finish,
     Forgotten,
+    Guide,
     LimitCause,
+    Logprob,
     Miss,
     Piece,
     PoolCounts,
@@ -115,7 +117,8 @@ class FakeHandle:
             for index in range(request.n):
                 text = texts[index].decode(bytes([answer[at]]), last)
                 ends = (finish, cause) if last else (None, None)
-                self.news.put_nowait(Piece(index, text, (answer[at],), *ends))
+                told = self._told(answer[at])
+                self.news.put_nowait(Piece(index, text, (answer[at],), *ends, None, told))
             self.owner.tell_step(self)
             await asyncio.sleep(script.step_s)
         if self.cancelled:
@@ -129,6 +132,12 @@ class FakeHandle:
                 self.news.put_nowait(Piece(index, "", (), finish, cause))
         self.ended = True
         self.news.put_nowait(self.owner.tell_done(self, finish, cause, error))
+
+    def _told(self, token: Token) -> tuple[Logprob, ...]:
+        count = self.request.sampling.logprobs
+        if count is None:
+            return ()
+        return (Logprob(token, -0.25, tuple((token + i, -0.25 - i) for i in range(count))),)
 
     async def _wait(self, seconds: float, forever: bool) -> None:
         while ((forever or seconds > 0) and not self.cancelled) or self.script.deaf:
@@ -166,6 +175,13 @@ class FakeServes:
 
     def decode(self, tokens: Sequence[Token]) -> str:
         return bytes(t for t in tokens if t < 256).decode("utf-8", "replace")
+
+    def token_bytes(self, token: Token) -> bytes:
+        return bytes([token]) if token < 256 else b"<bos>"
+
+    def check_guide(self, guide: Guide) -> None:
+        if "impossible" in guide.text:
+            raise InvalidRequest("nothing can follow it", limit=7)
 
     def scope(self, *, tenant: str, salt: str) -> Scope:
         return Scope("f" * 16, tenant=tenant, salt=salt)

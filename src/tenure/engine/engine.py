@@ -172,6 +172,10 @@ class Engine:
     def decode(self, tokens: Sequence[Token]) -> str:
         return self.model.tokenizer.decode(tokens, skip_special=False)
 
+    def token_bytes(self, token: Token) -> bytes:
+        """The bytes of one token, control tokens by name; none for an id that only the model knows."""
+        return self.model.tokenizer.token_bytes(token)
+
     def scope(self, *, tenant: str, salt: str) -> Scope:
         return Scope(self.model.fingerprint, tenant=tenant, salt=salt, codec=self.settings.kv_codec)
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from tenure.errors import RequestError
 from tenure.server.asks import Ask
+from tenure.server.logprobs import ChatLogprobs, TextLogprobs
 from tenure.server.receipts import account
 from tenure.server.replies import error_object
-from tenure.types import Done, Finish, LimitCause, Piece
+from tenure.types import Done, Finish, LimitCause, Logprob, Piece
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -43,19 +44,31 @@ class Ends:
             self.seen.append((piece.finish, piece.limit_cause))
 
 
+def _tellers(ask: Ask) -> list[ChatLogprobs | TextLogprobs] | None:
+    """One writer of logprobs for each choice, when they were asked for."""
+    if ask.request.sampling.logprobs is None:
+        return None
+    if ask.kind == "chat":
+        return [ChatLogprobs(ask.token_bytes)] * ask.choices
+    return [TextLogprobs(ask.token_bytes, len(ask.echo(index))) for index in range(ask.choices)]
+
+
 class Whole:
     """Gathers the pieces of an answer into one reply."""
 
     def __init__(self, ask: Ask, created: int) -> None:
         self._ask = ask
         self._created = created
-        self._texts: list[list[str]] = [[] for _ in range(ask.request.n)]
-        self._tokens: list[list[int]] = [[] for _ in range(ask.request.n)]
-        self._last: list[Piece | None] = [None] * ask.request.n
+        self._tellers = _tellers(ask)
+        self._texts: list[list[str]] = [[ask.echo(index)] for index in range(ask.choices)]
+        self._tokens: list[list[int]] = [[] for _ in range(ask.choices)]
+        self._told: list[list[Logprob]] = [[] for _ in range(ask.choices)]
+        self._last: list[Piece | None] = [None] * ask.choices
 
     def add(self, piece: Piece) -> None:
         self._texts[piece.index].append(piece.text)
         self._tokens[piece.index].extend(piece.tokens)
+        self._told[piece.index].extend(piece.logprobs)
         if piece.finish is not None:
             self._last[piece.index] = piece
 
@@ -67,7 +80,7 @@ class Whole:
             "object": "chat.completion" if ask.kind == "chat" else "text_completion",
             "created": self._created,
             "model": ask.model,
-            "choices": [self._choice(index) for index in range(ask.request.n)],
+            "choices": [self._choice(index) for index in range(ask.choices)],
             **account(done),
         }
         if ask.token_ids and ask.kind == "chat":
@@ -81,13 +94,13 @@ class Whole:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-        choice["logprobs"] = None
+        choice["logprobs"] = None if self._tellers is None else self._tellers[index].part(self._told[index])
         choice["finish_reason"] = None if last is None or last.finish is None else REASONS[last.finish]
         choice["stop_reason"] = None if last is None else last.stopped_by
         if self._ask.token_ids:
             choice["token_ids"] = self._tokens[index]
             if self._ask.kind == "text":
-                choice["prompt_token_ids"] = list(self._ask.request.tokens)
+                choice["prompt_token_ids"] = list(self._ask.of(index).tokens)
         return choice
 
 
@@ -96,9 +109,11 @@ class Chunks:
 
     def __init__(self, ask: Ask, created: int) -> None:
         self._ask = ask
-        self._open = ask.request.n
+        self._open = ask.choices
         self._held: Piece | None = None
         self._begun = False
+        self._tellers = _tellers(ask)
+        self._plain = self._tellers is None and not ask.token_ids
         chat = ask.kind == "chat"
         kind = "chat.completion.chunk" if chat else "text_completion"
         start = {"id": ask.request.id, "object": kind, "created": created, "model": ask.model}
@@ -106,10 +121,10 @@ class Chunks:
         usage = ',"usage":null' if ask.include_usage else ""
         self._heads = [
             f'{self._start}{usage},"choices":[{{"index":{index},' + ('"delta":{"content":' if chat else '"text":')
-            for index in range(ask.request.n)
+            for index in range(ask.choices)
         ]
-        self._tail = ("}" if chat else "") + ',"logprobs":null,"finish_reason":'
-        self._plain_end = f"{self._tail}null}}]}}\n\n"
+        self._close = "}" if chat else ""
+        self._plain_end = f'{self._close},"logprobs":null,"finish_reason":null}}]}}\n\n'
 
     def piece(self, piece: Piece) -> bytes:
         """The bytes to send for one piece; empty when there is nothing to say yet."""
@@ -118,11 +133,11 @@ class Chunks:
             return b""
         first = b"" if self._begun else self._first()
         if finish is None:
-            if not piece.text and not (piece.tokens and self._ask.token_ids):
+            if not self._plain:
+                return first + self._write(piece, None, "")
+            if not piece.text:
                 return first
-            if not self._ask.token_ids:
-                return first + f"{self._heads[piece.index]}{quote(piece.text)}{self._plain_end}".encode()
-            return first + self._write(piece, None, "")
+            return first + f"{self._heads[piece.index]}{quote(piece.text)}{self._plain_end}".encode()
         self._open -= 1
         if self._open == 0 and not self._ask.include_usage:
             self._held = piece
@@ -147,26 +162,25 @@ class Chunks:
         return held + f"data: {_compact(event)}\n\n".encode() + DONE
 
     def _write(self, piece: Piece, finish: str | None, extra: str) -> bytes:
+        """A chunk with everything that was asked for; `extra` goes beside its choices."""
+        told = "null" if self._tellers is None else _compact(self._tellers[piece.index].part(piece.logprobs))
         reason = "null" if finish is None else f'"{finish}","stop_reason":{_compact(piece.stopped_by)}'
         ids = f',"token_ids":{_compact(piece.tokens)}' if self._ask.token_ids else ""
-        head = self._heads[piece.index]
-        return f"{head}{quote(piece.text)}{self._tail}{reason}{ids}}}]{extra}}}\n\n".encode()
+        head = f"{self._heads[piece.index]}{quote(piece.text)}{self._close}"
+        return f'{head},"logprobs":{told},"finish_reason":{reason}{ids}}}]{extra}}}\n\n'.encode()
 
     def _first(self) -> bytes:
-        """The chunks before the first text: a role for each choice, and the prompt's ids when asked for."""
+        """The chunks before the first text: a role for each choice, the echo, and the prompt's ids when asked for."""
         self._begun = True
-        ask, ids = self._ask, ""
-        if ask.token_ids:
-            ids = f',"prompt_token_ids":{_compact(ask.request.tokens)}'
-        if ask.kind == "chat":
-            role = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-            usage = ',"usage":null' if ask.include_usage else ""
-            chunks = [
-                f'{self._start}{usage}{"" if i else ids},"choices":[{{"index":{i},{role}}}]}}\n\n'
-                for i in range(ask.request.n)
-            ]
-            return "".join(chunks).encode()
-        if not ids:
-            return b""
-        chunks = [f'{self._heads[i]}""{self._tail}null{ids}}}]}}\n\n' for i in range(ask.request.n)]
+        ask, usage = self._ask, ',"usage":null' if self._ask.include_usage else ""
+        chunks = []
+        for index in range(ask.choices):
+            ids = f',"prompt_token_ids":{_compact(ask.of(index).tokens)}' if ask.token_ids else ""
+            if ask.kind == "chat":
+                role = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+                shown = "" if index else ids
+                chunks.append(f'{self._start}{usage}{shown},"choices":[{{"index":{index},{role}}}]}}\n\n')
+            elif ids or ask.echo(index):
+                echo = f'{self._heads[index]}{quote(ask.echo(index))},"logprobs":null,"finish_reason":null{ids}'
+                chunks.append(f"{echo}}}]}}\n\n")
         return "".join(chunks).encode()

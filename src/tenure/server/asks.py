@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
 from tenure.errors import InvalidRequest, UnknownModel
 from tenure.server.body import Strict, validate
+from tenure.server.caller import Caller
+from tenure.server.guides import read_guide
+from tenure.server.logprobs import TokenBytes
 from tenure.server.serves import Prompt, Serves
+from tenure.server.trim import fit, slide
 from tenure.server.unbuilt import CHAT, COMPLETION, refuse_unbuilt
-from tenure.types import Request, Sampling
+from tenure.types import Guide, Overflow, Request, Sampling
 
 Kind = Literal["chat", "text"]
 INT64 = 2**63
@@ -23,6 +27,9 @@ MAX_N = 16
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 256
+MAX_BIASED = 1024
+MAX_PROMPTS = 256
+"""Choices of all prompts of one request together."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Int32 = Annotated[int, Field(ge=-INT32, lt=INT32)]
@@ -103,6 +110,12 @@ class CommonBody(Strict):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=INT32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Any = None
+    min_tokens: Annotated[int, Field(ge=0, lt=INT32)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     max_tokens: Count | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
@@ -117,6 +130,8 @@ class CommonBody(Strict):
     cache_salt: Name | None = None
     session_id: Name | None = None
     prompt_cache_key: Name | None = None
+    overflow: Overflow | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
     @field_validator("stop")
     @classmethod
@@ -130,6 +145,19 @@ class CommonBody(Strict):
             raise ValueError(f"strings must have 1 to {MAX_STOP_CHARS} characters")
         return tuple(stops)
 
+    @field_validator("logit_bias")
+    @classmethod
+    def _biases(cls, value: Any) -> tuple[tuple[int, float], ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, dict) or len(value) > MAX_BIASED:
+            raise ValueError(f"must be an object of at most {MAX_BIASED} token ids")
+        if not all(key.isascii() and key.isdecimal() and len(key) < 12 for key in value):
+            raise ValueError("must have token ids for keys")
+        if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
+            raise ValueError("must have biases from -100 to 100")
+        return tuple((int(key), float(bias)) for key, bias in value.items())
+
     @field_validator("stop_token_ids")
     @classmethod
     def _few(cls, value: list[int] | None) -> list[int] | None:
@@ -141,74 +169,138 @@ class CommonBody(Strict):
 class ChatBody(CommonBody):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class CompletionBody(CommonBody):
     prompt: Any
     add_special_tokens: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
 
     @field_validator("prompt")
     @classmethod
-    def _one(cls, value: Any) -> str | list[int]:
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-            value = value[0]
-        if isinstance(value, list) and value and all(isinstance(v, str | list) for v in value):
-            raise ValueError("with several prompts is not built yet; send one request for each")
-        if not isinstance(value, str) and not (isinstance(value, list) and all(type(v) is int for v in value)):
-            raise ValueError("must be a string or a list of token ids")
-        if not value:
-            raise ValueError("must not be empty")
-        return value
+    def _prompts(cls, value: Any) -> list[str | list[int]]:
+        """One prompt or several, always as a list of them."""
+        several = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
+        prompts = value if several else [value]
+        if len(prompts) > MAX_PROMPTS:
+            raise ValueError(f"may hold at most {MAX_PROMPTS} prompts")
+        for prompt in prompts:
+            if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(type(v) is int for v in prompt)):
+                raise ValueError("must be a string, a list of token ids, or a list of either")
+            if not prompt:
+                raise ValueError("must not be empty")
+        return prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request ready to submit, and how its answer is to be written."""
+    """A request ready to submit (several when it has several prompts), and how its answer is to be written."""
 
-    request: Request
+    requests: tuple[Request, ...]
     kind: Kind
     model: str
     stream: bool
     include_usage: bool
     token_ids: bool
+    token_bytes: TokenBytes
+    echoes: tuple[str, ...] = ()
+    """What each prompt's answers begin with."""
+
+    @property
+    def request(self) -> Request:
+        """The first one, whose id is the answer's."""
+        return self.requests[0]
+
+    @property
+    def choices(self) -> int:
+        return sum(request.n for request in self.requests)
+
+    def of(self, index: int) -> Request:
+        """The request that choice `index` answers."""
+        return self.requests[index // self.requests[0].n]
+
+    def echo(self, index: int) -> str:
+        """What the text of choice `index` begins with."""
+        return self.echoes[index // self.requests[0].n] if self.echoes else ""
 
 
-def chat_ask(serves: Serves, fields: Mapping[str, Any], session: str | None) -> Ask:
-    """A chat request from its JSON fields; `session` is the X-Session-ID header. Raises RequestError."""
+def chat_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) -> Ask:
+    """A chat request from its JSON fields. Raises RequestError."""
     refuse_unbuilt(fields, CHAT)
     body = validate(ChatBody, dict(fields))
     check_model(serves, body.model)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens contradict each other", param="max_tokens")
-    session_id = _session(body, session)
-    prompt = render(serves, body, session_id)
-    return _ask(serves, body, prompt, "chat", session_id, body.max_completion_tokens or body.max_tokens)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    sampling = _sampling(serves, body, max_tokens, logprobs, read_guide(serves, fields))
+    prompt = render(serves, body, caller, max_tokens)
+    return _ask(serves, body, [prompt], "chat", caller, sampling)
 
 
-def completion_ask(serves: Serves, fields: Mapping[str, Any], session: str | None) -> Ask:
-    """A completion request from its JSON fields; `session` is the X-Session-ID header. Raises RequestError."""
+def completion_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) -> Ask:
+    """A completion request from its JSON fields. Raises RequestError."""
     table = COMPLETION
     if fields.get("best_of") is not None and fields.get("best_of") == fields.get("n"):
         table = {**COMPLETION, "best_of": (fields["n"],)}
     refuse_unbuilt(fields, table)
     body = validate(CompletionBody, dict(fields))
     check_model(serves, body.model)
-    if isinstance(body.prompt, str):
-        tokens = serves.encode(body.prompt, special=body.add_special_tokens is not False)
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest("echo with logprobs is not built yet; ask for one of them", param="echo")
+    prompts = [Prompt(tuple(_tokens(serves, body, prompt)), ()) for prompt in body.prompt]
+    if overflow_of(serves, body) == "slide":
+        prompts = [slide(prompt, serves.card.context_limit) for prompt in prompts]
+    sampling = _sampling(serves, body, body.max_tokens, body.logprobs, read_guide(serves, fields))
+    ask = _ask(serves, body, prompts, "text", caller, sampling)
+    if not body.echo:
+        return ask
+    echoes = [prompt if isinstance(prompt, str) else serves.decode(prompt) for prompt in body.prompt]
+    return replace(ask, echoes=tuple(echoes))
+
+
+def _tokens(serves: Serves, body: CompletionBody, prompt: str | list[int]) -> list[int]:
+    if isinstance(prompt, str):
+        tokens = serves.encode(prompt, special=body.add_special_tokens is not False)
     else:
-        tokens = check_ids(serves, body.prompt, "prompt")
+        tokens = check_ids(serves, prompt, "prompt")
     if not tokens:
         raise InvalidRequest("prompt has no tokens", param="prompt")
-    return _ask(serves, body, Prompt(tuple(tokens), ()), "text", _session(body, session), body.max_tokens)
+    return tokens
 
 
-def render(serves: Serves, body: ChatBody, session_id: str | None) -> Prompt:
-    """The messages through the model's template, as tokens."""
+def render(serves: Serves, body: ChatBody, caller: Caller, max_tokens: int | None = None) -> Prompt:
+    """The messages through the model's template, as tokens; shortened when they are too long and may be."""
     if not serves.card.has_template:
         raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+    scope = serves.scope(tenant=caller.tenant, salt=body.cache_salt or "")
+    session = session_of(body, caller)
+
+    def rendered(messages: Sequence[Mapping[str, Any]]) -> Prompt:
+        return serves.render(messages, session_id=session, scope=scope)
+
     messages = [{"role": m.role, "content": m.content} for m in body.messages]
-    scope = serves.scope(tenant="", salt=body.cache_salt or "")
-    return serves.render(messages, session_id=session_id, scope=scope)
+    return fit(messages, rendered, overflow_of(serves, body), serves.card.context_limit, max_tokens)
+
+
+def overflow_of(serves: Serves, body: CommonBody) -> Overflow:
+    """What is to happen when the context is full: as the request says, else the server's default.
+
+    OpenAI's `truncation` says it in other words. Completions have no turns to trim: the default `trim` refuses them."""
+    said: Overflow | None = None if body.truncation is None else "trim" if body.truncation == "auto" else "refuse"
+    if said is not None and body.overflow not in (None, said):
+        raise InvalidRequest("overflow and truncation contradict each other", param="overflow")
+    asked = body.overflow or said
+    if isinstance(body, CompletionBody) and asked == "trim":
+        param = "overflow" if body.overflow else "truncation"
+        raise InvalidRequest(f"{param}: only chats have turns to trim; completions take refuse or slide", param=param)
+    default = serves.stats().overflow
+    return asked or ("refuse" if isinstance(body, CompletionBody) and default == "trim" else default)
 
 
 def check_model(serves: Serves, name: str | None) -> None:
@@ -227,14 +319,16 @@ def check_ids(serves: Serves, ids: list[int], param: str) -> list[int]:
     return ids
 
 
-def _session(body: CommonBody, header: str | None) -> str | None:
+def session_of(body: CommonBody, caller: Caller) -> str | None:
+    """The conversation a request belongs to: the body's own name for it before the header, then the cache key."""
+    header = caller.session
     if body.session_id is None and header is not None and not 1 <= len(header) <= 256:
         raise InvalidRequest("X-Session-ID must have 1 to 256 characters", param="X-Session-ID")
     return body.session_id or header or body.prompt_cache_key
 
 
 def _ask(
-    serves: Serves, body: CommonBody, prompt: Prompt, kind: Kind, session: str | None, max_tokens: int | None
+    serves: Serves, body: CommonBody, prompts: Sequence[Prompt], kind: Kind, caller: Caller, sampling: Sampling
 ) -> Ask:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
@@ -242,21 +336,41 @@ def _ask(
     seats = serves.stats().max_num_seqs
     if n > seats:
         raise InvalidRequest(f"n: must be at most {seats} on this server, not {n}", param="n", limit=seats)
-    request = Request(
-        id=f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}",
-        tokens=prompt.tokens,
-        scope=serves.scope(tenant="", salt=body.cache_salt or ""),
-        sampling=_sampling(serves, body, max_tokens),
-        n=n,
-        priority=body.priority or 0,
-        session_id=session,
-        spans=prompt.spans,
+    if n * len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"n: {len(prompts)} prompts times {n} are more than {MAX_PROMPTS} choices", param="n")
+    name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
+    requests = [
+        Request(
+            id=name if number == 0 else f"{name}-{number}",
+            tokens=prompt.tokens,
+            scope=serves.scope(tenant=caller.tenant, salt=body.cache_salt or ""),
+            sampling=sampling,
+            n=n,
+            priority=body.priority or 0,
+            session_id=session_of(body, caller),
+            spans=prompt.spans,
+            overflow=overflow_of(serves, body),
+            forgotten=prompt.forgotten,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    return Ask(
+        tuple(requests),
+        kind,
+        serves.card.id,
+        bool(body.stream),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        token_ids=bool(body.return_token_ids),
+        token_bytes=serves.token_bytes,
     )
-    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return Ask(request, kind, serves.card.id, bool(body.stream), include_usage, bool(body.return_token_ids))
 
 
-def _sampling(serves: Serves, body: CommonBody, max_tokens: int | None) -> Sampling:
+def _sampling(
+    serves: Serves, body: CommonBody, max_tokens: int | None, logprobs: int | None, guide: Guide | None
+) -> Sampling:
+    if body.min_tokens and max_tokens is not None and body.min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens: must be at most max_tokens, {max_tokens}", param="min_tokens")
+    check_ids(serves, [token for token, _ in body.logit_bias or ()], "logit_bias")
     return Sampling(
         temperature=1.0 if body.temperature is None else float(body.temperature),
         top_p=1.0 if body.top_p is None else float(body.top_p),
@@ -266,4 +380,12 @@ def _sampling(serves: Serves, body: CommonBody, max_tokens: int | None) -> Sampl
         stop=body.stop or (),
         stop_token_ids=tuple(check_ids(serves, body.stop_token_ids or [], "stop_token_ids")),
         ignore_eos=bool(body.ignore_eos),
+        min_p=float(body.min_p or 0.0),
+        repetition_penalty=1.0 if body.repetition_penalty is None else float(body.repetition_penalty),
+        presence_penalty=float(body.presence_penalty or 0.0),
+        frequency_penalty=float(body.frequency_penalty or 0.0),
+        logit_bias=body.logit_bias or (),
+        min_tokens=body.min_tokens or 0,
+        guide=guide,
+        logprobs=logprobs,
     )

@@ -14,7 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tenure.errors import Internal
 from tenure.server.answer import Ends, Whole
 from tenure.server.asks import Ask, chat_ask, check_model, completion_ask
+from tenure.server.batch import submit_all
 from tenure.server.body import parse_object
+from tenure.server.caller import Caller, caller_of
 from tenure.server.guards import require_json
 from tenure.server.leash import Cut, Leash
 from tenure.server.receipts import account
@@ -27,7 +29,7 @@ from tenure.types import Done
 
 log = logging.getLogger("tenure.server")
 
-Reader = Callable[[Serves, Mapping[str, Any], str | None], Ask]
+Reader = Callable[[Serves, Mapping[str, Any], Caller], Ask]
 
 
 class WholeReply:
@@ -95,10 +97,9 @@ class OpenAI:
     async def _answer(self, request: HttpRequest, reader: Reader) -> ASGIApp:
         require_json(request.scope)
         body = await request.body()
-        session = request.headers.get("x-session-id")
-
-        ask = await self._texts.run(len(body), lambda: reader(self._serves, parse_object(body), session))
-        handle = self._serves.submit(ask.request)
+        caller = caller_of(request)
+        ask = await self._texts.run(len(body), lambda: reader(self._serves, parse_object(body), caller))
+        handle = submit_all(self._serves, ask.requests)
         kind = StreamReply if ask.stream else WholeReply
         return kind(ask, handle, self._settings, self._told)
 

@@ -81,9 +81,12 @@ def timings_object(timings: Timings) -> dict[str, Any]:
 
 def account(done: Done) -> dict[str, Any]:
     """All three, as they lie beside each other in a reply and in the last chunk of a stream."""
+    kv = receipt_object(done.receipt)
+    if done.parts:
+        kv["prompts"] = [receipt_object(part.receipt) for part in done.parts]
     return {
         "usage": usage_object(done.usage),
-        "kv": receipt_object(done.receipt),
+        "kv": kv,
         "timings": timings_object(done.timings),
     }
 

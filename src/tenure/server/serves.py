@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tenure.events import FactLog
-from tenure.types import Done, Piece, Request, Scope, Snapshot, Span, Token
+from tenure.types import Done, Forgotten, Guide, Piece, Request, Scope, Snapshot, Span, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,11 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt and the token range each message contributed."""
+    """A rendered prompt, the token range each message contributed, and what had to be left out of it."""
 
     tokens: tuple[Token, ...]
     spans: tuple[Span, ...]
+    forgotten: tuple[Forgotten, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,14 @@ class Serves(Protocol):
     def encode(self, text: str, *, special: bool = True) -> list[Token]: ...
 
     def decode(self, tokens: Sequence[Token]) -> str: ...
+
+    def token_bytes(self, token: Token) -> bytes:
+        """The bytes of one token, control tokens by name."""
+        ...
+
+    def check_guide(self, guide: Guide) -> None:
+        """Compile a guide, which may take tenths of a second. InvalidRequest when it cannot be followed."""
+        ...
 
     def scope(self, *, tenant: str, salt: str) -> Scope: ...
 

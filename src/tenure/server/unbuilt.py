@@ -13,17 +13,7 @@ from tenure.errors import InvalidRequest
 
 # field: the values, besides null, that ask for nothing
 COMMON: dict[str, tuple[Any, ...]] = {
-    # OpenAI
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    # CONVENTIONS
-    "truncation": ("disabled",),
-    "overflow": ("refuse",),
     # vLLM
-    "min_tokens": (0,),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
@@ -34,11 +24,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "logits_processors": ([],),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "mm_processor_kwargs": ({},),
     # llama.cpp
@@ -63,9 +49,6 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
@@ -85,11 +68,8 @@ CHAT: dict[str, tuple[Any, ...]] = {
 
 COMPLETION: dict[str, tuple[Any, ...]] = {
     **COMMON,
-    "echo": (False,),
     "suffix": ("",),
-    "logprobs": (),
     "best_of": (1,),
-    "response_format": ({"type": "text"},),
     "prompt_embeds": (),
 }
 
