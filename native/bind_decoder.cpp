@@ -1,7 +1,11 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <cmath>
+#include <set>
 #include <stdexcept>
+#include <vector>
 
 #include "bind_decoder.h"
 #include "bind_linear.h"
@@ -16,45 +20,96 @@ namespace {
 template <class T, int dims>
 using Array = nb::ndarray<T, nb::ndim<dims>, nb::c_contig, nb::device::cpu>;
 using I32 = Array<const int32_t, 1>;
+using Frequencies = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Halves = std::optional<Array<const uint16_t, 2>>;
 
-DecoderShape shape_of(const nb::kwargs& given) {
-    const auto number = [&given](const char* name) {
-        if (!given.contains(name)) throw std::invalid_argument(std::string(name) + ": missing");
-        return nb::cast<int>(given[name]);
-    };
-    const auto real = [&given](const char* name, float otherwise) {
-        return given.contains(name) ? nb::cast<float>(given[name]) : otherwise;
-    };
-    if (!given.contains("inv_freq")) throw std::invalid_argument("inv_freq: missing");
-    const auto freq = nb::cast<Array<const float, 1>>(given["inv_freq"]);
-    const auto codec = given.contains("kv_codec") ? nb::cast<std::string>(given["kv_codec"]) : std::string("bf16");
-    DecoderShape shape{number("layers"),   number("hidden"), number("heads"), number("kv_heads"),
-                       number("head_dim"), number("ffn"),    number("vocab"), real("rms_eps", 1e-5f),
-                       real("rope_scale", 1.0f), std::vector<float>(freq.data(), freq.data() + freq.size()),
-                       codec_named(codec)};
+// The keyword arguments of a constructor: each is asked for once by name, and none may be left over.
+class Arguments {
+public:
+    explicit Arguments(const nb::kwargs& given) : given_(given) {}
+
+    template <class T>
+    T need(const char* name) {
+        if (!given_.contains(name)) throw std::invalid_argument(std::string(name) + ": missing");
+        return get<T>(name, T{});
+    }
+    template <class T>
+    T get(const char* name, T otherwise) {
+        asked_.insert(name);
+        if (!given_.contains(name)) return otherwise;
+        T value{};
+        if (!nb::try_cast(given_[name], value)) throw nb::type_error((std::string(name) + ": of the wrong type").c_str());
+        return value;
+    }
+    // One of `names` by its index.
+    int choice(const char* name, const char* otherwise, std::initializer_list<const char*> names) {
+        const auto value = get<std::string>(name, otherwise);
+        int index = 0;
+        for (const char* known : names) {
+            if (value == known) return index;
+            index++;
+        }
+        throw std::invalid_argument(std::string(name) + ": unknown value '" + value + "'");
+    }
+    std::vector<int> per_layer(const char* name, int layers) {
+        const auto values = get<std::optional<I32>>(name, std::nullopt);
+        if (!values) return std::vector<int>(std::max(layers, 0), 0);
+        return {values->data(), values->data() + values->size()};
+    }
+    void reject_others() const {
+        for (const auto& item : given_)
+            if (const auto name = nb::cast<std::string>(item.first); !asked_.count(name))
+                throw std::invalid_argument(name + ": the decoder knows no such argument");
+    }
+
+private:
+    const nb::kwargs& given_;
+    std::set<std::string> asked_;
+};
+
+DecoderShape shape_of(Arguments& given) {
+    DecoderShape shape{};
+    shape.layers = given.need<int>("layers");
+    shape.hidden = given.need<int>("hidden");
+    shape.heads = given.need<int>("heads");
+    shape.kv_heads = given.need<int>("kv_heads");
+    shape.head_dim = given.need<int>("head_dim");
+    shape.ffn = given.need<int>("ffn");
+    shape.vocab = given.need<int>("vocab");
+    shape.codec = codec_named(given.get<std::string>("kv_codec", "bf16"));
+    shape.rms_eps = given.get("rms_eps", 1e-5f);
+    const int norms = given.choice("norms", "before", {"before", "after", "both"});
+    shape.pre_norm = norms != 1;
+    shape.post_norm = norms != 0;
+    shape.qk_norm = QkNorm(given.choice("qk_norm", "none", {"none", "head", "whole"}));
+    shape.activation = Activation(given.choice("activation", "silu", {"silu", "gelu_tanh"}));
+    const auto freq = given.need<Frequencies>("inv_freq");
+    if (freq.ndim() < 1 || freq.ndim() > 2) throw std::invalid_argument("inv_freq: must have one or two dimensions");
+    shape.ropes = freq.ndim() == 2 ? static_cast<int>(freq.shape(0)) : 1;
+    shape.rotary = 2 * static_cast<int>(freq.shape(freq.ndim() - 1));
+    shape.inv_freq.assign(freq.data(), freq.data() + freq.size());
+    shape.rope_of_layer = given.per_layer("rope_of_layer", shape.layers);
+    shape.rope_scale = given.get("rope_scale", 1.0f);
+    shape.windows = given.per_layer("windows", shape.layers);
+    shape.attention_scale = given.get("attention_scale", 1.0f / std::sqrt(static_cast<float>(shape.head_dim)));
+    shape.attention_cap = given.get("attention_cap", 0.0f);
+    shape.logit_cap = given.get("logit_cap", 0.0f);
+    shape.embedding_scale = given.get("embedding_scale", 1.0f);
+    shape.residual_scale = given.get("residual_scale", 1.0f);
+    shape.logit_scale = given.get("logit_scale", 1.0f);
     return shape;
 }
 
-void reject_unknown(const nb::kwargs& given) {
-    static const char* known[] = {"layers", "hidden",  "heads",    "kv_heads", "head_dim",   "ffn",
-                                  "vocab",  "rms_eps", "inv_freq", "kv_codec", "rope_scale", "threads", "isa"};
-    for (const auto& item : given) {
-        const auto name = nb::cast<std::string>(item.first);
-        bool found = false;
-        for (const char* k : known) found |= name == k;
-        if (!found) throw std::invalid_argument(name + ": the decoder knows no such argument");
-    }
-}
-
-void init(Decoder* self, const nb::kwargs& given) {
-    reject_unknown(given);
-    const int threads = given.contains("threads") ? nb::cast<int>(given["threads"]) : 0;
+void init(Decoder* self, const nb::kwargs& kwargs) {
+    Arguments given(kwargs);
+    const int threads = given.get("threads", 0);
     if (threads < 0 || threads > 1024) throw std::invalid_argument("threads: out of range");
-    const auto name = given.contains("isa") ? nb::cast<std::string>(given["isa"]) : std::string();
+    const auto name = given.get<std::string>("isa", "");
     const Isa& chosen = name.empty() ? isa() : isa_named(name);
-    new (self) Decoder(shape_of(given), threads, chosen);
+    DecoderShape shape = shape_of(given);
+    given.reject_others();
+    new (self) Decoder(std::move(shape), threads, chosen);
 }
 
 void set_linear(Decoder& self, const std::string& name, const std::string& format, const AnyMatrix& w,
@@ -100,15 +155,20 @@ void bind_decoder(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<Decoder>(m, "Decoder", "A whole decoder: weights, and one call per step over a ragged batch of rows.")
         .def("__init__", &init, "shape"_a,
-             "Decoder(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, inv_freq, rms_eps=1e-5, rope_scale=1.0, "
-             "kv_codec='bf16', threads=0, isa='')")
+             "Decoder(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, inv_freq [rotary / 2] or [ropes, rotary / 2], "
+             "rope_of_layer=i32[layers] of 0, rope_scale=1.0, windows=i32[layers] of 0, rms_eps=1e-5, norms='before' | "
+             "'after' | 'both', qk_norm='none' | 'head' | 'whole', activation='silu' | 'gelu_tanh', "
+             "attention_scale=head_dim**-0.5, attention_cap=0.0, logit_cap=0.0, embedding_scale=1.0, residual_scale=1.0, "
+             "logit_scale=1.0, kv_codec='bf16', threads=0, isa='')")
         .def("set_linear", &set_linear, "name"_a, "format"_a, "w"_a, "scale"_a.none() = nb::none(),
              "min"_a.none() = nb::none(), "bias"_a.none() = nb::none(),
              "Copies and packs layers.{i}.qkv|o|gate_up|down or lm_head. w [n, k]: f32, bf16 as uint16, int8, or uint8 "
              "holding one 4-bit value; scale and min are f16 bits [n, k/32].")
         .def("set_norm", [](Decoder& self, const std::string& name,
                             const Array<const float, 1>& w) { self.set_norm(name, w.data(), static_cast<int>(w.size())); },
-             "name"_a, "weight"_a, "layers.{i}.attn_norm|ffn_norm or norm, f32 [hidden].")
+             "name"_a, "weight"_a,
+             "layers.{i}.attn_norm|ffn_norm|attn_post_norm|ffn_post_norm or norm, f32 [hidden]; layers.{i}.q_norm|k_norm, "
+             "f32 [head_dim] or all heads of it: those the decoder was made with.")
         .def("set_embedding", &set_embedding, "format"_a, "w"_a, "scale"_a.none() = nb::none(),
              "min"_a.none() = nb::none(), "w [vocab, hidden]; it serves as lm_head too when none is set.")
         .def_prop_ro("weight_bytes", &Decoder::weight_bytes, "Bytes of all packed weights.")

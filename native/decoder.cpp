@@ -42,14 +42,22 @@ Decoder::Decoder(DecoderShape shape, int threads, const Isa& isa)
       isa_(isa),
       row_kernels_(row_kernels(isa)),
       codec_kernels_(codec_kernels(isa)),
-      attention_(layout_, shape_.heads, isa),
-      kept_attention_(layout_, shape_.heads, isa),
       team_(shared_team(threads)) {
-    for (const int size : {shape_.layers, shape_.hidden, shape_.ffn, shape_.vocab})
-        if (size <= 0) throw std::invalid_argument("shape: every size must be positive");
-    if (static_cast<int>(shape_.inv_freq.size()) != shape_.head_dim / 2)
-        throw std::invalid_argument("inv_freq: must hold head_dim / 2 values");
+    check_shape(shape_);
+    plan_layers();
+}
+
+// Layers with the same window share an attention and so one plan per step.
+void Decoder::plan_layers() {
     layers_.resize(shape_.layers);
+    for (const int window : shape_.windows) {
+        const AttentionRule rule{window > 0 ? window : kNoWindow, shape_.attention_cap};
+        std::size_t i = 0;
+        while (i < attentions_.size() && attentions_[i].rule().window != rule.window) i++;
+        if (i == attentions_.size()) attentions_.emplace_back(layout_, shape_.heads, isa_, rule);
+        attention_of_layer_.push_back(static_cast<int>(i));
+    }
+    kept_attention_.emplace(layout_, shape_.heads, isa_, attentions_[attention_of_layer_.back()].rule());
 }
 
 template <class F>
@@ -72,10 +80,27 @@ void Decoder::apply(const BiasedLinear& w, const float* x, int64_t x_stride, flo
     linear(w.linear, {x, x_stride, y, y_stride, rows, bias, accumulate}, scratch_, team_->team, isa_);
 }
 
-void Decoder::norm(const std::vector<float>& weight, const float* x, int rows) {
+// x itself when there is no such norm, else x normed, until the next call.
+const float* Decoder::norm(const std::vector<float>& weight, const float* x, int rows) {
+    if (weight.empty()) return x;
     const int n = shape_.hidden;
     each_row(rows, n, [&](int r) {
         row_kernels_.rms_norm(x + int64_t(r) * n, weight.data(), shape_.rms_eps, n, normed_.as<float>() + int64_t(r) * n);
+    });
+    return normed_.as<float>();
+}
+
+// x += residual_scale * norm(w input)
+void Decoder::add_branch(const BiasedLinear& w, const std::vector<float>& post_norm, const float* input, int64_t stride,
+                         float* x, int rows) {
+    const int n = shape_.hidden;
+    if (post_norm.empty() && shape_.residual_scale == 1.0f) return apply(w, input, stride, x, n, rows, true);
+    float* branch = branch_.as<float>();
+    apply(w, input, stride, branch, n, rows, false);
+    each_row(rows, 2 * n, [&](int r) {
+        float* y = branch + int64_t(r) * n;
+        if (!post_norm.empty()) row_kernels_.rms_norm(y, post_norm.data(), shape_.rms_eps, n, y);
+        row_kernels_.add_scaled(y, shape_.residual_scale, n, x + int64_t(r) * n);
     });
 }
 
@@ -84,18 +109,23 @@ void Decoder::reserve(int64_t rows) {
     floats(x_, shape_.hidden);
     floats(kept_, shape_.hidden);
     floats(normed_, std::max(shape_.hidden, shape_.ffn));
+    floats(branch_, shape_.hidden);
     floats(qkv_, shape_.qkv_width());
     floats(attended_, shape_.q_width());
     floats(kept_q_, shape_.q_width());
     floats(gate_up_, 2 * int64_t(shape_.ffn));
-    floats(cos_, shape_.head_dim / 2);
-    floats(sin_, shape_.head_dim / 2);
+    floats(cos_, int64_t(shape_.ropes) * shape_.rotary / 2);
+    floats(sin_, int64_t(shape_.ropes) * shape_.rotary / 2);
 }
 
 void Decoder::embed(const StepCall& call) {
     const int n = shape_.hidden;
-    each_row(static_cast<int>(call.rows), n,
-             [&](int r) { unpack_row(embedding_, call.tokens[r], x_.as<float>() + int64_t(r) * n); });
+    each_row(static_cast<int>(call.rows), n, [&](int r) {
+        float* x = x_.as<float>() + int64_t(r) * n;
+        unpack_row(embedding_, call.tokens[r], x);
+        if (shape_.embedding_scale != 1.0f)
+            for (int i = 0; i < n; i++) x[i] *= shape_.embedding_scale;
+    });
 }
 
 // Where each row goes, and how far it is turned. The angle is the f32 product, as in the models' own training code; its
@@ -106,11 +136,11 @@ void Decoder::place_rows(const Batch& batch) {
         for (int row = batch.seq_rows[s], position = batch.first_pos[s]; row < batch.seq_rows[s + 1]; row++, position++)
             places_[row] = {position, batch.block_offsets[batch.block_starts[s] + position / kBlockTokens] +
                                           position % kBlockTokens / kTileTokens * layout_.tile_bytes()};
-    const int half = shape_.head_dim / 2;
-    each_row(batch.rows(), 16 * shape_.head_dim, [&](int row) {
+    const int angles = shape_.ropes * shape_.rotary / 2;
+    each_row(batch.rows(), 32 * angles, [&](int row) {
         const float position = static_cast<float>(places_[row].position);
-        float *cos = cos_.as<float>() + int64_t(row) * half, *sin = sin_.as<float>() + int64_t(row) * half;
-        for (int d = 0; d < half; d++) {
+        float *cos = cos_.as<float>() + int64_t(row) * angles, *sin = sin_.as<float>() + int64_t(row) * angles;
+        for (int d = 0; d < angles; d++) {
             const double angle = position * shape_.inv_freq[d];
             cos[d] = static_cast<float>(std::cos(angle)) * shape_.rope_scale;
             sin[d] = static_cast<float>(std::sin(angle)) * shape_.rope_scale;
@@ -118,18 +148,32 @@ void Decoder::place_rows(const Batch& batch) {
     });
 }
 
+void Decoder::norm_heads(const Layer& layer, float* q, float* k) const {
+    if (shape_.qk_norm == QkNorm::none) return;
+    const int size = shape_.qk_norm == QkNorm::head ? shape_.head_dim : 0;
+    const auto each = [&](float* x, const std::vector<float>& weight, int width) {
+        const int n = size ? size : width;
+        for (float* end = x + width; x < end; x += n) row_kernels_.rms_norm(x, weight.data(), shape_.rms_eps, n, x);
+    };
+    each(q, layer.q_norm, shape_.q_width());
+    each(k, layer.k_norm, shape_.kv_width());
+}
+
 void Decoder::rotate_and_store(const Batch& batch, int layer) {
-    const int dim = shape_.head_dim, half = dim / 2;
-    const float q_scale = 1.44269504088896341f / std::sqrt(static_cast<float>(dim));
+    const int dim = shape_.head_dim, rope = shape_.rope_of_layer[layer];
+    const int angles = shape_.ropes * shape_.rotary / 2, half = rope < 0 ? 0 : shape_.rotary / 2;
+    const float q_scale = 1.44269504088896341f * shape_.attention_scale;
     const StoreKernel store = codec_kernels_.store[static_cast<int>(shape_.codec)];
     each_row(batch.rows(), 2 * shape_.qkv_width(), [&](int row) {
         const RowPlace& place = places_[row];
         float* q = qkv_.as<float>() + int64_t(row) * shape_.qkv_width();
         float* k = q + shape_.q_width();
         const float* v = k + shape_.kv_width();
-        const float *cos = cos_.as<float>() + int64_t(row) * half, *sin = sin_.as<float>() + int64_t(row) * half;
-        row_kernels_.rotate(q, shape_.heads, dim, cos, sin, q_scale);
-        row_kernels_.rotate(k, shape_.kv_heads, dim, cos, sin, 1.0f);
+        const int64_t angle = int64_t(row) * angles + std::max(rope, 0) * half;
+        const float *cos = cos_.as<float>() + angle, *sin = sin_.as<float>() + angle;
+        norm_heads(layers_[layer], q, k);
+        row_kernels_.rotate(q, shape_.heads, dim, half, cos, sin, q_scale);
+        row_kernels_.rotate(k, shape_.kv_heads, dim, half, cos, sin, 1.0f);
         uint8_t* tile = batch.arena + place.tile + layout_.head_offset(layer, 0);
         for (int h = 0; h < shape_.kv_heads; h++)
             store(tile + h * layout_.head_bytes(), place.position % kTileTokens, k + h * dim, v + h * dim, dim);
@@ -144,12 +188,10 @@ void Decoder::attend(Attention& attention, int layer, const float* q, int64_t q_
 void Decoder::feed_forward(const Layer& layer, float* x, int rows) {
     const int hidden = shape_.hidden, ffn = shape_.ffn;
     float *inner = normed_.as<float>(), *gate_up = gate_up_.as<float>();
-    norm(layer.ffn_norm, x, rows);
-    apply(layer.gate_up, inner, hidden, gate_up, 2 * int64_t(ffn), rows, false);
-    each_row(rows, 4 * ffn, [&](int r) {
-        row_kernels_.silu_mul(gate_up + 2 * int64_t(r) * ffn, ffn, inner + int64_t(r) * ffn);
-    });
-    apply(layer.down, inner, ffn, x, hidden, rows, true);
+    apply(layer.gate_up, norm(layer.ffn_norm, x, rows), hidden, gate_up, 2 * int64_t(ffn), rows, false);
+    const auto gate = row_kernels_.gate[static_cast<int>(shape_.activation)];
+    each_row(rows, 4 * ffn, [&](int r) { gate(gate_up + 2 * int64_t(r) * ffn, ffn, inner + int64_t(r) * ffn); });
+    add_branch(layer.down, layer.ffn_post_norm, inner, ffn, x, rows);
 }
 
 // After the last layer's keys and values are stored only the rows that give logits go on, each as a sequence of its own.
@@ -165,7 +207,7 @@ void Decoder::plan_kept(const StepCall& call, const Batch& batch) {
     }
     const Batch kept{static_cast<int>(call.logit_rows_size), kept_rows_.data(), kept_places_.data(),
                      kept_starts_.data(), batch.block_offsets, batch.arena};
-    kept_attention_.plan(kept, team_->team.threads());
+    kept_attention_->plan(kept, team_->team.threads());
 }
 
 void Decoder::keep_rows(const StepCall& call) {
@@ -175,6 +217,19 @@ void Decoder::keep_rows(const StepCall& call) {
         std::memcpy(kept_.as<float>() + i * hidden, x_.as<float>() + row * hidden, hidden * sizeof(float));
         std::memcpy(kept_q_.as<float>() + i * width, qkv_.as<float>() + row * shape_.qkv_width(), width * sizeof(float));
     }
+}
+
+void Decoder::give_logits(float* logits, int rows) {
+    const Timed timed(times_.lm_head_ms);
+    const float* x = norm(final_norm_, kept_.as<float>(), rows);
+    const float* bias = lm_head_.bias.empty() ? nullptr : lm_head_.bias.data();
+    linear(lm_head_.present() ? lm_head_.linear : embedding_, {x, shape_.hidden, logits, shape_.vocab, rows, bias, false},
+           scratch_, team_->team, isa_);
+    if (shape_.logit_scale == 1.0f && shape_.logit_cap == 0.0f) return;
+    each_row(rows, shape_.vocab, [&](int r) {
+        row_kernels_.scale_logits(logits + int64_t(r) * shape_.vocab, shape_.vocab, shape_.logit_scale,
+                                  shape_.logit_cap);
+    });
 }
 
 void Decoder::step(const StepCall& call) {
@@ -188,35 +243,31 @@ void Decoder::step(const StepCall& call) {
     const Batch batch{static_cast<int>(call.sequences), call.seq_rows, call.first_pos, call.block_starts,
                       call.block_offsets, call.arena};
     reserve(std::max(rows, kept));
-    attention_.plan(batch, team_->team.threads());
+    for (Attention& attention : attentions_) attention.plan(batch, team_->team.threads());
     embed(call);
     place_rows(batch);
     plan_kept(call, batch);
     for (int i = 0; i < shape_.layers; i++) {
         const Layer& layer = layers_[i];
-        norm(layer.attn_norm, x_.as<float>(), rows);
-        apply(layer.qkv, normed_.as<float>(), hidden, qkv_.as<float>(), shape_.qkv_width(), rows, false);
+        apply(layer.qkv, norm(layer.attn_norm, x_.as<float>(), rows), hidden, qkv_.as<float>(), shape_.qkv_width(), rows,
+              false);
         rotate_and_store(batch, i);
         float* x = x_.as<float>();
         int going_on = rows;
         if (i + 1 < shape_.layers) {
-            attend(attention_, i, qkv_.as<float>(), shape_.qkv_width());
+            attend(attentions_[attention_of_layer_[i]], i, qkv_.as<float>(), shape_.qkv_width());
         } else if (kept > 0) {
             keep_rows(call);
-            attend(kept_attention_, i, kept_q_.as<float>(), width);
+            attend(*kept_attention_, i, kept_q_.as<float>(), width);
             x = kept_.as<float>();
             going_on = kept;
         } else {
             return;
         }
-        apply(layer.o, attended_.as<float>(), width, x, hidden, going_on, true);
+        add_branch(layer.o, layer.attn_post_norm, attended_.as<float>(), width, x, going_on);
         feed_forward(layer, x, going_on);
     }
-    norm(final_norm_, kept_.as<float>(), kept);
-    const Timed head(times_.lm_head_ms);
-    const float* bias = lm_head_.bias.empty() ? nullptr : lm_head_.bias.data();
-    linear(lm_head_.present() ? lm_head_.linear : embedding_,
-           {normed_.as<float>(), hidden, call.logits, shape_.vocab, kept, bias, false}, scratch_, team_->team, isa_);
+    give_logits(call.logits, kept);
 }
 
 }  // namespace tenure

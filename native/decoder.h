@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,12 +16,24 @@
 
 namespace tenure {
 
+enum class QkNorm { none, head, whole };
+
+// Families differ by these, not by code. Vectors hold one per layer unless they say otherwise.
 struct DecoderShape {
     int layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
-    float rms_eps;
-    float rope_scale;             // multiplies cos and sin (attention factor of some rope scalings)
-    std::vector<float> inv_freq;  // [head_dim / 2]
-    Codec codec;
+    Codec codec = Codec::bf16;
+    float rms_eps = 1e-5f;
+    bool pre_norm = true, post_norm = false;  // RMS norms before attention and feed-forward, and of what they add
+    QkNorm qk_norm = QkNorm::none;            // of queries and keys: each head by itself, or all heads as one vector
+    Activation activation = Activation::silu;
+    int ropes = 1, rotary = 0;       // ways to rotate, and how much of a head is rotated
+    std::vector<float> inv_freq;     // [ropes][rotary / 2]
+    std::vector<int> rope_of_layer;  // -1: not rotated
+    float rope_scale = 1.0f;         // multiplies cos and sin (attention factor of some rope scalings)
+    std::vector<int> windows;        // tokens a row sees, itself included; 0: all
+    float attention_scale = 0.0f;    // of the scores
+    float attention_cap = 0.0f, logit_cap = 0.0f;  // scores and logits are squashed to ±cap; 0: they are not
+    float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
 
     int q_width() const { return heads * head_dim; }
     int kv_width() const { return kv_heads * head_dim; }
@@ -62,7 +75,8 @@ public:
 
     // name: layers.{i}.qkv (q heads, then k, then v) | .o | .gate_up (gate, then up) | .down | lm_head. bias [n] or none.
     void set_linear(const std::string& name, Linear w, const float* bias);
-    // name: layers.{i}.attn_norm | .ffn_norm | norm
+    // name: layers.{i}.attn_norm | .ffn_norm | .attn_post_norm | .ffn_post_norm | .q_norm | .k_norm | norm, those the shape
+    // asks for
     void set_norm(const std::string& name, const float* weight, int n);
     // Rows are dequantised as tokens need them. Without an lm_head the same matrix gives the logits.
     void set_embedding(Linear w);
@@ -82,7 +96,7 @@ private:
         bool present() const { return linear.n > 0; }
     };
     struct Layer {
-        std::vector<float> attn_norm, ffn_norm;
+        std::vector<float> attn_norm, ffn_norm, attn_post_norm, ffn_post_norm, q_norm, k_norm;
         BiasedLinear qkv, o, gate_up, down;
     };
 
@@ -92,11 +106,14 @@ private:
     };
 
     BiasedLinear& linear_named(const std::string& name, int& n, int& k);
-    std::vector<float>& norm_named(const std::string& name);
+    std::vector<float>& norm_named(const std::string& name, int& size);
+    static void check_shape(const DecoderShape& shape);
+    void plan_layers();
     void check_weights() const;
     void reserve(int64_t rows);
     void embed(const StepCall& call);
     void place_rows(const Batch& batch);
+    void norm_heads(const Layer& layer, float* q, float* k) const;
     void rotate_and_store(const Batch& batch, int layer);
     void attend(Attention& attention, int layer, const float* q, int64_t q_stride);
     void feed_forward(const Layer& layer, float* x, int rows);
@@ -104,7 +121,10 @@ private:
     void keep_rows(const StepCall& call);
     void apply(const BiasedLinear& w, const float* x, int64_t x_stride, float* y, int64_t y_stride, int rows,
                bool accumulate);
-    void norm(const std::vector<float>& weight, const float* x, int rows);
+    void add_branch(const BiasedLinear& w, const std::vector<float>& post_norm, const float* input, int64_t stride,
+                    float* x, int rows);
+    const float* norm(const std::vector<float>& weight, const float* x, int rows);
+    void give_logits(float* logits, int rows);
     template <class F>
     void each_row(int rows, int row_cost, F&& f);
 
@@ -113,7 +133,9 @@ private:
     const Isa& isa_;
     const RowKernels& row_kernels_;
     const CodecKernels& codec_kernels_;
-    Attention attention_, kept_attention_;  // of all rows, and of those that give logits
+    std::vector<Attention> attentions_;    // of all rows, one per rule that layers have
+    std::vector<int> attention_of_layer_;  // which of them
+    std::optional<Attention> kept_attention_;  // of the rows that give logits, in the last layer
     std::shared_ptr<SharedTeam> team_;
     std::vector<Layer> layers_;
     std::vector<float> final_norm_;
@@ -121,7 +143,7 @@ private:
     BiasedLinear lm_head_;
     Scratch scratch_;
     // Activations of the step, rows apart by their width.
-    Buffer x_, kept_, normed_, qkv_, attended_, kept_q_, gate_up_, cos_, sin_;
+    Buffer x_, kept_, normed_, branch_, qkv_, attended_, kept_q_, gate_up_, cos_, sin_;
     std::vector<RowPlace> places_;
     std::vector<int32_t> kept_places_, kept_rows_, kept_starts_;
     StepTimes times_;

@@ -1,4 +1,5 @@
-// Everything a step is told is checked before a byte of the arena is touched.
+// Everything a decoder is made of is checked before it exists, and all a step is told before a byte of the arena is
+// touched.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -49,6 +50,22 @@ void check_written_once(const StepCall& call, int64_t block_bytes) {
 }
 
 }  // namespace
+
+void Decoder::check_shape(const DecoderShape& shape) {
+    for (const int size : {shape.layers, shape.hidden, shape.ffn, shape.vocab})
+        require(size > 0, "shape", "every size must be positive");
+    require(shape.rotary > 0 && shape.rotary % 2 == 0 && shape.rotary <= shape.head_dim, "inv_freq",
+            "must hold up to head_dim / 2 values");
+    require(shape.inv_freq.size() == std::size_t(shape.ropes) * shape.rotary / 2, "inv_freq", "has no such shape");
+    const auto layers = std::size_t(shape.layers);
+    require(shape.windows.size() == layers, "windows", "must hold one per layer");
+    for (const int window : shape.windows) require(window >= 0, "windows", "must not be negative");
+    require(shape.rope_of_layer.size() == layers, "rope_of_layer", "must hold one per layer");
+    for (const int rope : shape.rope_of_layer)
+        require(rope >= -1 && rope < shape.ropes, "rope_of_layer", "must be -1 or an index of inv_freq");
+    require(shape.pre_norm || shape.post_norm, "norms", "must be before or after");
+    require(shape.attention_cap >= 0 && shape.logit_cap >= 0, "attention_cap, logit_cap", "must not be negative");
+}
 
 void check_step(const StepCall& call, const DecoderShape& shape, const KvLayout& layout) {
     require(call.rows <= kMaxRows, "tokens", "more than " + std::to_string(kMaxRows) + " rows");

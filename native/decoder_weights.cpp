@@ -53,13 +53,21 @@ Decoder::BiasedLinear& Decoder::linear_named(const std::string& name, int& n, in
     unknown(name);
 }
 
-std::vector<float>& Decoder::norm_named(const std::string& name) {
+std::vector<float>& Decoder::norm_named(const std::string& name, int& size) {
+    size = shape_.hidden;
     if (name == "norm") return final_norm_;
     std::string part;
     const int index = layer_of(name, part);
     if (index < 0 || index >= shape_.layers) unknown(name);
-    if (part == "attn_norm") return layers_[index].attn_norm;
-    if (part == "ffn_norm") return layers_[index].ffn_norm;
+    Layer& layer = layers_[index];
+    if (shape_.pre_norm && part == "attn_norm") return layer.attn_norm;
+    if (shape_.pre_norm && part == "ffn_norm") return layer.ffn_norm;
+    if (shape_.post_norm && part == "attn_post_norm") return layer.attn_post_norm;
+    if (shape_.post_norm && part == "ffn_post_norm") return layer.ffn_post_norm;
+    if (shape_.qk_norm == QkNorm::none) unknown(name);
+    const bool whole = shape_.qk_norm == QkNorm::whole;
+    if (part == "q_norm") return size = whole ? shape_.q_width() : shape_.head_dim, layer.q_norm;
+    if (part == "k_norm") return size = whole ? shape_.kv_width() : shape_.head_dim, layer.k_norm;
     unknown(name);
 }
 
@@ -72,9 +80,10 @@ void Decoder::set_linear(const std::string& name, Linear w, const float* bias) {
 }
 
 void Decoder::set_norm(const std::string& name, const float* weight, int n) {
-    std::vector<float>& slot = norm_named(name);
-    if (n != shape_.hidden)
-        throw std::invalid_argument("weight: " + name + " must hold " + std::to_string(shape_.hidden) + " values, not " +
+    int want = 0;
+    std::vector<float>& slot = norm_named(name, want);
+    if (n != want)
+        throw std::invalid_argument("weight: " + name + " must hold " + std::to_string(want) + " values, not " +
                                     std::to_string(n));
     slot.assign(weight, weight + n);
 }
@@ -93,8 +102,15 @@ void Decoder::check_weights() const {
     for (std::size_t i = 0; i < layers_.size(); i++) {
         const Layer& layer = layers_[i];
         const std::string prefix = "layers." + std::to_string(i);
-        if (layer.attn_norm.empty()) missing(prefix + ".attn_norm");
-        if (layer.ffn_norm.empty()) missing(prefix + ".ffn_norm");
+        const auto need = [&](bool needed, const std::vector<float>& norm, const char* part) {
+            if (needed && norm.empty()) missing(prefix + part);
+        };
+        need(shape_.pre_norm, layer.attn_norm, ".attn_norm");
+        need(shape_.pre_norm, layer.ffn_norm, ".ffn_norm");
+        need(shape_.post_norm, layer.attn_post_norm, ".attn_post_norm");
+        need(shape_.post_norm, layer.ffn_post_norm, ".ffn_post_norm");
+        need(shape_.qk_norm != QkNorm::none, layer.q_norm, ".q_norm");
+        need(shape_.qk_norm != QkNorm::none, layer.k_norm, ".k_norm");
         if (!layer.qkv.present()) missing(prefix + ".qkv");
         if (!layer.o.present()) missing(prefix + ".o");
         if (!layer.gate_up.present()) missing(prefix + ".gate_up");
@@ -108,7 +124,9 @@ int64_t Decoder::weight_bytes() const {
     add(lm_head_);
     for (const Layer& layer : layers_) {
         for (const BiasedLinear* w : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) add(*w);
-        bytes += (layer.attn_norm.size() + layer.ffn_norm.size()) * sizeof(float);
+        for (const std::vector<float>* norm : {&layer.attn_norm, &layer.ffn_norm, &layer.attn_post_norm,
+                                               &layer.ffn_post_norm, &layer.q_norm, &layer.k_norm})
+            bytes += norm->size() * sizeof(float);
     }
     return static_cast<int64_t>(bytes);
 }

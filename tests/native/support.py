@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,13 +96,27 @@ def make_decoder(
     vocab: int = 131,
     layers: int = 2,
     seed: int = 0,
+    rope_scale: float = 1.0,
+    norms: str = "before",
+    qk_norm: str = "none",
+    inv_freq: NDArray[np.float32] | None = None,
+    windows: Sequence[int] = (),
+    rope_of_layer: Sequence[int] = (),
+    **options: Any,
 ) -> Tiny:
-    """A Llama of random weights in the given format, the same for every ISA and number of threads."""
+    """A decoder of random weights in the given format, the same for every ISA and number of threads.
+
+    `options` go to the decoder and to its oracle alike.
+    """
     rng = np.random.default_rng(seed)
-    inv_freq = (10000.0 ** (-np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
+    if inv_freq is None:
+        inv_freq = (10000.0 ** (-np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
+    windows, rope_of_layer = list(windows) or [0] * layers, list(rope_of_layer) or [0] * layers
     native = _native.Decoder(
         layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, vocab=vocab,
-        rms_eps=1e-5, inv_freq=inv_freq, kv_codec=codec, threads=threads, isa=isa,
+        rms_eps=1e-5, inv_freq=inv_freq, kv_codec=codec, threads=threads, isa=isa, norms=norms, qk_norm=qk_norm,
+        windows=np.array(windows, np.int32), rope_of_layer=np.array(rope_of_layer, np.int32), rope_scale=rope_scale,
+        **options,
     )  # fmt: skip
 
     def packed(n: int, k: int, gain: float = 1.0) -> tuple[tuple[NDArray[np.generic], ...], NDArray[np.float64]]:
@@ -123,33 +138,47 @@ def make_decoder(
         native.set_linear(name, weights, *parts, bias=offset)
         return values
 
-    def norm(name: str) -> NDArray[np.float32]:
-        weight = (1 + 0.2 * rng.standard_normal(hidden)).astype(np.float32)
+    def norm(name: str, size: int = hidden) -> NDArray[np.float32]:
+        weight = (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
         native.set_norm(name, weight)
         return weight
 
+    head_norms = {"none": {}, "head": {"q_norm": head_dim, "k_norm": head_dim},
+                  "whole": {"q_norm": heads * head_dim, "k_norm": kv_heads * head_dim}}[qk_norm]  # fmt: skip
+    layer_norms = {
+        "before": ["attn_norm", "ffn_norm"],
+        "after": ["attn_post_norm", "ffn_post_norm"],
+        "both": ["attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm"],
+    }[norms]
+    width = (heads + 2 * kv_heads) * head_dim
+    sizes = {
+        "qkv": (width, hidden),
+        "o": (hidden, heads * head_dim),
+        "gate_up": (2 * ffn, hidden),
+        "down": (hidden, ffn),
+    }
+
+    def layer(i: int) -> reference.Layer:
+        at = f"layers.{i}."
+        biases = {name: rng.standard_normal(n).astype(np.float32) for name, (n, _) in sizes.items()} if bias else {}
+        frequencies = inv_freq if inv_freq.ndim == 1 else inv_freq[rope_of_layer[i]]
+        return reference.Layer(
+            **{name: linear(at + name, n, k, biases.get(name)) for name, (n, k) in sizes.items()},
+            norms={
+                name: norm(at + name, size)
+                for name, size in {**dict.fromkeys(layer_norms, hidden), **head_norms}.items()
+            },
+            inv_freq=None if rope_of_layer[i] < 0 else frequencies,
+            window=windows[i] or None,
+            bias=dict(biases),
+        )
+
     parts, embedding = packed(vocab, hidden, 8.0)
     native.set_embedding(weights, *parts)
-    stack = []
-    for i in range(layers):
-        at = f"layers.{i}."
-        width = (heads + 2 * kv_heads) * head_dim
-        biases = {}
-        if bias:
-            sizes = {"qkv": width, "o": hidden, "gate_up": 2 * ffn, "down": hidden}
-            biases = {name: rng.standard_normal(n).astype(np.float32) for name, n in sizes.items()}
-        stack.append(
-            reference.Layer(
-                norm(at + "attn_norm"),
-                linear(at + "qkv", width, hidden, biases.get("qkv")),
-                linear(at + "o", hidden, heads * head_dim, biases.get("o")),
-                norm(at + "ffn_norm"),
-                linear(at + "gate_up", 2 * ffn, hidden, biases.get("gate_up")),
-                linear(at + "down", hidden, ffn, biases.get("down")),
-                dict(biases),
-            )
-        )
+    stack = [layer(i) for i in range(layers)]
     final = norm("norm")
     head = None if tied else linear("lm_head", vocab, hidden)
-    oracle = reference.Decoder(heads, kv_heads, head_dim, 1e-5, inv_freq, embedding, stack, final, head, kv_codec=codec)
+    oracle = reference.Decoder(
+        heads, kv_heads, head_dim, 1e-5, embedding, stack, final, head, kv_codec=codec, rope_scale=rope_scale, **options
+    )
     return Tiny(native, oracle, codec, vocab)

@@ -46,6 +46,30 @@ def test_families_of_shapes(shape: dict[str, Any]) -> None:
     assert np.abs(got - want).max() <= 2e-6 * np.ptp(want)
 
 
+TWO_ROPES = (10000.0 ** (-np.arange(12) / np.array([[12], [6]]))).astype(np.float32)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "windows": {"windows": [40, 0], "layers": 2},
+    "after": {"norms": "after", "qk_norm": "whole"},
+    "both": {"norms": "both", "qk_norm": "head", "activation": "gelu_tanh", "windows": [33, 0, 33], "layers": 3,
+             "attention_scale": 0.3, "attention_cap": 5.0, "logit_cap": 3.0, "embedding_scale": 9.8,
+             "inv_freq": TWO_ROPES, "rope_of_layer": [1, 0, 1]},
+    "scales": {"embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 0.125, "attention_scale": 0.02},
+    "rotation": {"inv_freq": TWO_ROPES[0], "rope_scale": 1.19, "rope_of_layer": [0, -1]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(isa: str, family: str) -> None:
+    """Every option against the oracle, and a row's independence of its company with it."""
+    one = make_decoder(weights="f32", codec="f32", isa=isa, threads=1, **FAMILIES[family])
+    two = make_decoder(weights="f32", codec="f32", isa=isa, threads=2, **FAMILIES[family])
+    want = one.oracle.logits(TOKENS[:150])
+    got = chunked(one, [150])
+    assert np.abs(got - want).max() <= 4e-6 * np.ptp(want)
+    assert np.array_equal(chunked(two, [100] + [1] * 25 + [25], strangers=3, seed=1), got)
+
+
 def test_rope_scale_multiplies_both_rotations() -> None:
     inv_freq = np.array([1.0, 0.1], np.float32)
     x = np.random.default_rng(0).standard_normal((3, 2, 4))
@@ -246,11 +270,19 @@ class TestArguments:
             ({"heads": 3}, "heads"),
             ({"head_dim": 40}, "head_dim"),
             ({"colour": 1}, "colour"),
-            ({"inv_freq": np.ones(3, np.float32)}, "inv_freq"),
+            ({"inv_freq": np.ones((1, 2, 4), np.float32)}, "inv_freq"),
+            ({"inv_freq": np.ones(17, np.float32)}, "inv_freq"),
+            ({"inv_freq": "fast"}, "inv_freq"),
+            ({"norms": "around"}, "norms: unknown value 'around'"),
+            ({"activation": "relu"}, "activation"),
+            ({"windows": np.ones(2, np.int32)}, "windows"),
+            ({"windows": np.full(1, -1, np.int32)}, "windows"),
+            ({"rope_of_layer": np.ones(1, np.int32)}, "rope_of_layer"),
+            ({"attention_cap": -1.0}, "attention_cap"),
         ],
     )
     def test_shapes_it_cannot_serve(self, change: dict[str, Any], message: str) -> None:
         sizes = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "ffn": 64, "vocab": 10}
         shape: dict[str, Any] = {**sizes, "inv_freq": np.ones(16, np.float32)}
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             _native.Decoder(**(shape | change))

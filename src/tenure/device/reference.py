@@ -66,14 +66,24 @@ def silu(x: AnyFloats) -> Floats:
     return np.asarray(x * 0.5 * (1.0 + np.tanh(0.5 * x)))
 
 
+def gelu_tanh(x: AnyFloats) -> Floats:
+    """The tanh approximation of x · Φ(x)."""
+    x = x.astype(np.float64)
+    return np.asarray(0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))))
+
+
 def rope(
     x: AnyFloats, positions: npt.NDArray[np.integer], inv_freq: npt.NDArray[np.float32], scale: float = 1.0
 ) -> Floats:
-    """Rotates x [rows, heads, dim] by its position, pairing (i, i + dim/2) as Hugging Face's rotate_half does."""
+    """Rotates x [rows, heads, dim] by its position, pairing (i, i + n) as Hugging Face's rotate_half does.
+
+    n = len(inv_freq); what a head has beyond its first 2n values stays as it is.
+    """
     angle = (positions.astype(np.float32)[:, None] * inv_freq[None, :]).astype(np.float64)[:, None, :]
     cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
-    low, high = np.split(x.astype(np.float64), 2, axis=-1)
-    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+    half = len(inv_freq)
+    low, high, rest = np.split(x.astype(np.float64), [half, 2 * half], axis=-1)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=-1)
 
 
 def squash(x: AnyFloats, most: float) -> Floats:
@@ -114,14 +124,19 @@ def attention(
 
 @dataclass
 class Layer:
-    """Weights of one layer as values: qkv rows are query heads, then keys, then values; gate_up is gate, then up."""
+    """Weights of one layer as values: qkv rows are query heads, then keys, then values; gate_up is gate, then up.
 
-    attn_norm: AnyFloats
+    `norms` by name: attn_norm, ffn_norm, attn_post_norm, ffn_post_norm, q_norm, k_norm; those that are missing are not
+    done. `inv_freq` None: queries and keys are not rotated.
+    """
+
     qkv: AnyFloats
     o: AnyFloats
-    ffn_norm: AnyFloats
     gate_up: AnyFloats
     down: AnyFloats
+    norms: dict[str, AnyFloats]
+    inv_freq: npt.NDArray[np.float32] | None
+    window: int | None = None
     bias: dict[str, AnyFloats] = field(default_factory=dict)
 
     def linear(self, name: str, x: Floats) -> Floats:
@@ -131,37 +146,62 @@ class Layer:
 
 @dataclass
 class Decoder:
-    """A whole Llama decoder, for one sequence from its first token; keys and values are rounded as the codec does."""
+    """A whole decoder, for one sequence from its first token; keys and values are rounded as the codec does.
+
+    The scales and caps are those of `_native.Decoder`.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     rms_eps: float
-    inv_freq: npt.NDArray[np.float32]
     embedding: AnyFloats
     layers: Sequence[Layer]
     norm: AnyFloats
     lm_head: AnyFloats | None = None
     rope_scale: float = 1.0
+    activation: str = "silu"
+    attention_scale: float | None = None
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     kv_codec: str = "f32"
 
     def logits(self, tokens: Sequence[int]) -> Floats:
         """Logits [len(tokens), vocab] of every position."""
-        x = self.embedding[np.asarray(tokens)].astype(np.float64)
+        x = self.embedding[np.asarray(tokens)].astype(np.float64) * self.embedding_scale
+        activate = {"silu": silu, "gelu_tanh": gelu_tanh}[self.activation]
         for layer in self.layers:
-            x = x + self._attend(layer, rms_norm(x, layer.attn_norm, self.rms_eps))
-            gate, up = np.split(layer.linear("gate_up", rms_norm(x, layer.ffn_norm, self.rms_eps)), 2, axis=-1)
-            x = x + layer.linear("down", silu(gate) * up)
+            added = self._attend(layer, self._norm(layer, "attn_norm", x))
+            x = x + self.residual_scale * self._norm(layer, "attn_post_norm", added)
+            gate, up = np.split(layer.linear("gate_up", self._norm(layer, "ffn_norm", x)), 2, axis=-1)
+            added = layer.linear("down", activate(gate) * up)
+            x = x + self.residual_scale * self._norm(layer, "ffn_post_norm", added)
         head = self.embedding if self.lm_head is None else self.lm_head
-        return np.asarray(rms_norm(x, self.norm, self.rms_eps) @ head.astype(np.float64).T)
+        logits = rms_norm(x, self.norm, self.rms_eps) @ head.astype(np.float64).T
+        return squash(self.logit_scale * logits, self.logit_cap)
+
+    def _norm(self, layer: Layer, name: str, x: Floats) -> Floats:
+        return rms_norm(x, layer.norms[name], self.rms_eps) if name in layer.norms else x
+
+    def _norm_heads(self, layer: Layer, name: str, x: Floats) -> Floats:
+        """x [rows, heads, dim], each head normed by itself or, when there is a weight for each value, all as one."""
+        if name in layer.norms and len(layer.norms[name]) > self.head_dim:
+            return self._norm(layer, name, x.reshape(len(x), -1)).reshape(x.shape)
+        return self._norm(layer, name, x)
 
     def _attend(self, layer: Layer, x: Floats) -> Floats:
         rows, dim = len(x), self.head_dim
         split = [self.heads * dim, (self.heads + self.kv_heads) * dim]
         q, k, v = (part.reshape(rows, -1, dim) for part in np.split(layer.linear("qkv", x), split, axis=-1))
-        positions = np.arange(rows)
-        q = rope(q, positions, self.inv_freq, self.rope_scale)
-        k = rope(k, positions, self.inv_freq, self.rope_scale)
+        q, k = self._norm_heads(layer, "q_norm", q), self._norm_heads(layer, "k_norm", k)
+        if layer.inv_freq is not None:
+            positions = np.arange(rows)
+            q = rope(q, positions, layer.inv_freq, self.rope_scale)
+            k = rope(k, positions, layer.inv_freq, self.rope_scale)
         if self.kv_codec == "bf16":
             k, v = round_bf16(k), round_bf16(v)
-        return layer.linear("o", attention(q, k, v, 0).reshape(rows, -1))
+        rule = {"window": layer.window, "scale": self.attention_scale, "soft_cap": self.attention_cap}
+        return layer.linear("o", attention(q, k, v, 0, **rule).reshape(rows, -1))
