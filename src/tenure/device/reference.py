@@ -203,5 +203,5 @@ class Decoder:
             k = rope(k, positions, layer.inv_freq, self.rope_scale)
         if self.kv_codec == "bf16":
             k, v = round_bf16(k), round_bf16(v)
-        rule = {"window": layer.window, "scale": self.attention_scale, "soft_cap": self.attention_cap}
-        return layer.linear("o", attention(q, k, v, 0, **rule).reshape(rows, -1))
+        found = attention(q, k, v, 0, window=layer.window, scale=self.attention_scale, soft_cap=self.attention_cap)
+        return layer.linear("o", found.reshape(rows, -1))
