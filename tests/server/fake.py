@@ -250,7 +250,7 @@ class FakeServes:
             computed_tokens=prompt - cached,
             cached_by_tier={"device": cached},
             miss=Miss("content_changed", cached, 0),
-            forgotten=handle.script.forgotten,
+            forgotten=(*request.forgotten, *handle.script.forgotten),
             codec={"bf16": 2},
             preempted=0,
             recomputed_tokens=0,
