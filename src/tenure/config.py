@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tenure.errors import ConfigError
+from tenure.types import Overflow
 
 WeightsFormat = Literal["auto", "f32", "bf16", "int8", "int4"]
 KvDtype = Literal["auto", "bf16", "f32"]
@@ -236,6 +237,14 @@ class Settings:
     )
     kv_cache_dtype: KvDtype = _knob("auto", choice(*get_args(KvDtype)), MEMORY, "How K and V are stored. auto is bf16.")
     eviction: str = _knob("lru", TEXT, MEMORY, "Policy that chooses which unleased block goes first.")
+    overflow: Overflow = _knob(
+        "refuse", choice(*get_args(Overflow)), MEMORY,
+        "What to do with a conversation that outgrows its context, unless the request says: refuse it, trim its oldest "
+        "turns, or slide on without its middle.",
+    )  # fmt: skip
+    trim_steps: int = _knob(
+        4, whole(1, 1024), MEMORY, "Trimming moves by the context divided by this, so that its prefix stays reusable."
+    )
     canary: int = _knob(
         0, whole(0, 10**9), MEMORY, "Check every invariant of the cache each N steps; 0 checks only when idle."
     )
@@ -255,7 +264,10 @@ class Settings:
 
     host: str = _knob("127.0.0.1", TEXT, SERVER, "Address to listen on; beyond loopback it needs a key or --insecure.")
     port: int = _knob(8000, whole(0, 65_535), SERVER, "Port to listen on; 0 takes a free one.")
-    api_key: str | None = _knob(None, TEXT, SERVER, "Key that clients must send as a bearer token.")
+    api_key: str | None = _knob(None, TEXT, SERVER, "Key that clients must send as a bearer token; the operator's.")
+    tenants: str | None = _knob(
+        None, Form("FILE", text), SERVER, "A TOML file of tenants: their keys, weights and limits, and shared prefixes."
+    )
     insecure: bool = _knob(False, SWITCH, SERVER, "Listen beyond loopback without a key.")
     grace: float = _knob(
         30.0, decimal(0, 86_400), SERVER, "Seconds that running streams get after SIGTERM; then they are ended."
@@ -348,11 +360,11 @@ def _consistent(settings: Settings, sources: Mapping[str, Source]) -> None:
             f"--memory ({sources['memory']}) and --kv-cache-memory-bytes ({sources['kv_cache_memory_bytes']}) "
             "exclude each other: the first counts the weights too, the second does not; give one",
         )
-    if not settings.api_key and not settings.insecure and not is_loopback(settings.host):
+    if not settings.api_key and not settings.tenants and not settings.insecure and not is_loopback(settings.host):
         raise ConfigError(
             "host",
-            f"--host {settings.host} can be reached from other machines: give --api-key KEY (or {ENV_PREFIX}API_KEY), "
-            "or say --insecure if everyone may use it",
+            f"--host {settings.host} can be reached from other machines: give --api-key KEY (or {ENV_PREFIX}API_KEY) "
+            "or --tenants FILE, or say --insecure if everyone may use it",
         )
 
 

@@ -11,6 +11,7 @@
     │   ├── InvalidRequest      400
     │   ├── ContextLengthExceeded, KvCapacityExceeded   400, with the numbers
     │   ├── Unauthorized        401
+    │   ├── Forbidden           403
     │   ├── UnknownModel        404
     │   ├── NotFound            404
     │   ├── MethodNotAllowed    405
@@ -102,6 +103,14 @@ class Unauthorized(RequestError):
     status = 401
     code = "unauthorized"
     kind = "authentication_error"
+
+
+class Forbidden(RequestError):
+    """A tenant asked for what is the operator's."""
+
+    status = 403
+    code = "forbidden"
+    kind = "permission_error"
 
 
 class UnknownModel(RequestError):

@@ -381,6 +381,8 @@ class Snapshot:
     eviction: str
     pressure: str
     overflow: Overflow
+    trim_steps: int = 4
+    """Trimming moves by the context divided by this."""
     pinned_blocks: int = 0
     """Of the leased ones, those that pins hold."""
     tenants: tuple[TenantView, ...] = ()

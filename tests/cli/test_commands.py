@@ -17,6 +17,7 @@ from tenure.cli.options import guarded
 from tenure.config import SETTINGS, resolve
 from tenure.errors import ConfigError, ModelNotFound
 from tenure.server.serves import ModelCard
+from tenure.tenants import Tenants
 from tenure.types import PoolCounts, Snapshot
 
 CARD = ModelCard("tiny", 0, 8192, 100, "bf16", "bf16", "f", has_template=True)
@@ -115,7 +116,7 @@ def test_no_model_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_reach_the_server() -> None:
     settings = resolve({"api_key": "k", "max_body_bytes": "1MiB", "request_timeout": "7"}, {}).settings
-    http = http_settings(settings)
+    http = http_settings(settings, Tenants())
     assert (http.api_key, http.max_body_bytes, http.request_timeout_s) == ("k", 2**20, 7.0)
 
 

@@ -70,9 +70,7 @@ def test_the_cut_moves_in_steps_so_that_the_prefix_stays() -> None:
             last = cut
     trimmed = sum(bool(prompt.forgotten) for prompt in prompts)
     kept_prefix = sum(
-        after.tokens[: len(before.tokens)] == before.tokens
-        for before, after in pairwise(prompts)
-        if before.forgotten
+        after.tokens[: len(before.tokens)] == before.tokens for before, after in pairwise(prompts) if before.forgotten
     )
     assert moves <= trimmed * 200 / (context / 4) + 2, "one cut for each quarter of the window that came in"
     assert kept_prefix >= trimmed - moves - 1

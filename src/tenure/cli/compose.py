@@ -7,11 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tenure.cli.machine import Budget, budget, probe
 from tenure.config import Settings
 from tenure.errors import ModelNotFound
+from tenure.tenants import Tenants
+from tenure.tenants_file import read_tenants
 
 if TYPE_CHECKING:
     from tenure.engine import Engine
@@ -37,6 +40,7 @@ class Composed:
 @contextlib.contextmanager
 def compose(settings: Settings) -> Iterator[Composed]:
     """Load the model, start the engine and build the app; the engine is closed when the block ends."""
+    tenants = tenants_of(settings)
     granted = budget(settings, probe())
     choose_isa(settings)
     from tenure.engine import Engine, EngineSettings
@@ -60,6 +64,9 @@ def compose(settings: Settings) -> Iterator[Composed]:
             kv_cache_bytes=granted.kv_cache_bytes,
             kv_codec=codec_name(settings),
             eviction=settings.eviction,
+            overflow=settings.overflow,
+            trim_steps=settings.trim_steps,
+            tenants=tenants,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_step_ms=settings.max_step_ms,
@@ -70,16 +77,22 @@ def compose(settings: Settings) -> Iterator[Composed]:
         ),
     )
     with engine:
-        http = http_settings(settings)
+        http = http_settings(settings, tenants)
         yield Composed(engine, create_app(engine, http), http, granted)
 
 
-def http_settings(settings: Settings) -> ServerSettings:
+def tenants_of(settings: Settings) -> Tenants:
+    """Who shares the server. ConfigError when the file is wrong."""
+    return Tenants() if settings.tenants is None else read_tenants(Path(settings.tenants))
+
+
+def http_settings(settings: Settings, tenants: Tenants) -> ServerSettings:
     """What of the settings concerns the HTTP side."""
     from tenure.server.settings import ServerSettings
 
     return ServerSettings(
         api_key=settings.api_key,
+        tenants=tenants,
         max_body_bytes=settings.max_body_bytes,
         request_timeout_s=settings.request_timeout,
     )

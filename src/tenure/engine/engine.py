@@ -236,7 +236,8 @@ class Engine:
             leaked_blocks=state.leaked,
             eviction=self.settings.eviction,
             pressure=self._pressure.name,
-            overflow="refuse",
+            overflow=self.settings.overflow,
+            trim_steps=self.settings.trim_steps,
         )
 
     def health(self) -> Health:

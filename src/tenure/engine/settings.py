@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tenure.device.arena import machine_bytes
 from tenure.errors import BudgetError, ConfigError
 from tenure.spec import KvGeometry, ModelShape
+from tenure.tenants import Tenants
+from tenure.types import Overflow
 
 DEFAULT_BUDGET = 2 << 30
 MIN_BLOCKS = 2
@@ -32,6 +34,9 @@ class EngineSettings:
     max_queued_requests: int = 256
     max_queued_tokens: int = 1_000_000
     eviction: str = "lru"
+    overflow: Overflow = "refuse"
+    trim_steps: int = 4
+    tenants: Tenants = field(default_factory=Tenants)
     canary_steps: int = 0
     threads: int = 0
 

@@ -7,15 +7,16 @@ through a JSON encoder (measured: about 1 µs a chunk, 30 times less than buildi
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from tenure.errors import RequestError
 from tenure.server.asks import Ask
 from tenure.server.logprobs import ChatLogprobs, TextLogprobs
-from tenure.server.receipts import account
+from tenure.server.receipts import account, forgotten_object
 from tenure.server.replies import error_object
-from tenure.types import Done, Finish, LimitCause, Logprob, Piece
+from tenure.types import Done, Finish, Forgotten, LimitCause, Logprob, Piece
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -128,6 +129,8 @@ class Chunks:
 
     def piece(self, piece: Piece) -> bytes:
         """The bytes to send for one piece; empty when there is nothing to say yet."""
+        if piece.forgotten is not None:
+            return self.piece(replace(piece, forgotten=None)) + self._slid(piece.index, piece.forgotten)
         finish = _reason(piece)
         if finish is None and not piece.tokens and not piece.text:
             return b""
@@ -168,6 +171,12 @@ class Chunks:
         ids = f',"token_ids":{_compact(piece.tokens)}' if self._ask.token_ids else ""
         head = f"{self._heads[piece.index]}{quote(piece.text)}{self._close}"
         return f'{head},"logprobs":{told},"finish_reason":{reason}{ids}}}]{extra}}}\n\n'.encode()
+
+    def _slid(self, index: int, forgotten: Forgotten) -> bytes:
+        """The event of a context that slid: a chunk without choices, so that clients who don't know it pass it by."""
+        usage = ',"usage":null' if self._ask.include_usage else ""
+        event = _compact({"event": "context_slid", "index": index, "forgotten": [forgotten_object(forgotten)]})
+        return f'{self._start}{usage},"choices":[],"kv":{event}}}\n\n'.encode()
 
     def _first(self) -> bytes:
         """The chunks before the first text: a role for each choice, the echo, and the prompt's ids when asked for."""

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tenure.errors import Internal, InvalidRequest, MethodNotAllowed, NotFound, RequestError
-from tenure.server.guards import ApiKey, Bodies, RequestIds
+from tenure.server.guards import Bodies, Keys, RequestIds
 from tenure.server.metrics import Metrics
 from tenure.server.openai import OpenAI
 from tenure.server.ops import Load, Ops, not_built
@@ -77,8 +77,8 @@ def create_app(serves: Serves, settings: ServerSettings) -> Starlette:
         *(Route(path, not_built, methods=METHODS) for path in UNBUILT),
     ]
     guards = [Middleware(RequestIds)]
-    if settings.api_key is not None:
-        guards.append(Middleware(ApiKey, key=settings.api_key))
+    if settings.api_key is not None or settings.tenants.tenants:
+        guards.append(Middleware(Keys, operator=settings.api_key, tenants=settings.tenants))
     guards += [Middleware(Bodies, settings=settings), Middleware(_Counted, load=load)]
     handlers = {RequestError: on_request_error, HTTPException: _on_http_error}
     app = Starlette(routes=routes, middleware=guards, exception_handlers=handlers)

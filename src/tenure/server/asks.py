@@ -285,7 +285,8 @@ def render(serves: Serves, body: ChatBody, caller: Caller, max_tokens: int | Non
         return serves.render(messages, session_id=session, scope=scope)
 
     messages = [{"role": m.role, "content": m.content} for m in body.messages]
-    return fit(messages, rendered, overflow_of(serves, body), serves.card.context_limit, max_tokens)
+    overflow, steps = overflow_of(serves, body), serves.stats().trim_steps
+    return fit(messages, rendered, overflow, serves.card.context_limit, max_tokens, steps)
 
 
 def overflow_of(serves: Serves, body: CommonBody) -> Overflow:

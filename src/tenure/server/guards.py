@@ -1,22 +1,25 @@
 """What every request passes before a route sees it, as plain ASGI wrappers.
 
-RequestIds (echo x-request-id, last net for bugs) ▶ ApiKey ▶ Bodies (size and time) ▶ routes
+RequestIds (echo x-request-id, last net for bugs) ▶ Keys ▶ Bodies (size and time) ▶ routes
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import hashlib
 import logging
 import re
+import secrets
 import uuid
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenure.errors import Internal, InvalidRequest, Overloaded, PayloadTooLarge, RequestError, SlowClient, Unauthorized
+from tenure.server.caller import TENANT
 from tenure.server.replies import error_reply, refuse
 from tenure.server.settings import ServerSettings
+from tenure.tenants import Tenants
 
 log = logging.getLogger("tenure.server")
 
@@ -64,25 +67,40 @@ class RequestIds:
             await refuse(error, scope, receive, tagged)
 
 
-class ApiKey:
-    """Asks for the key as `Authorization: Bearer …` or `x-api-key: …`, compared in constant time."""
+class Keys:
+    """Asks for a key as `Authorization: Bearer …` or `x-api-key: …`, and finds out whose it is.
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    Keys are looked up by a keyed hash: however long that takes, it says nothing about the keys there are.
+    """
+
+    def __init__(self, app: ASGIApp, operator: str | None, tenants: Tenants) -> None:
         self.app = app
-        self._key = key.encode()
+        self._secret = secrets.token_bytes(32)
+        self._owners = {self._digest(key.encode()): tenant.name for key, tenant in tenants.by_key().items()}
+        if operator is not None:
+            self._owners[self._digest(operator.encode())] = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self.app(scope, receive, send)
+            return
+        owner = self._owner(scope)
+        if owner is not None:
+            scope[TENANT] = owner
             await self.app(scope, receive, send)
             return
         error = Unauthorized("a valid API key is needed: `Authorization: Bearer KEY` or `x-api-key: KEY`")
         await refuse_unread(error, scope, receive, send)
 
-    def _admits(self, scope: Scope) -> bool:
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, key=self._secret).digest()
+
+    def _owner(self, scope: Scope) -> str | None:
+        """The tenant's name, empty for the operator; None when nobody has that key."""
         bearer = header(scope, b"authorization") or b""
         kind, _, value = bearer.partition(b" ")
         given = value.strip() if kind.lower() == b"bearer" else header(scope, b"x-api-key") or b""
-        return hmac.compare_digest(given, self._key)
+        return self._owners.get(self._digest(given))
 
 
 class Bodies:

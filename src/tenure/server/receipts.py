@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tenure.types import Done, Miss, Receipt, Timings, Usage
+from tenure.types import Done, Forgotten, Miss, PinReceipt, Receipt, Timings, Usage
 
 MISS_MESSAGES = {
     "cold": "nothing of this prompt was held",
@@ -37,6 +37,30 @@ def miss_object(miss: Miss) -> dict[str, Any]:
         "at_token": miss.at_token,
         "message": miss.message,
         "detail": MISS_MESSAGES[miss.reason],
+        **({} if miss.by is None else {"by": miss.by}),
+        **({} if miss.ago_s is None else {"ago_s": round(miss.ago_s, 3)}),
+    }
+
+
+def forgotten_object(forgotten: Forgotten) -> dict[str, Any]:
+    """Tokens and messages that the model did not see."""
+    return {
+        "tokens": [forgotten.start, forgotten.end],
+        "messages": list(forgotten.messages),
+        "policy": forgotten.policy,
+        "reason": forgotten.reason,
+    }
+
+
+def pin_object(pin: PinReceipt) -> dict[str, Any]:
+    """What became of a wish to pin; `end_token` is where the wish ended, `tokens` are whole blocks up to there."""
+    return {
+        "end_token": pin.end_token,
+        "granted": pin.granted,
+        "tokens": pin.tokens,
+        "bytes": pin.bytes,
+        "ttl_s": pin.ttl_s,
+        "reason": pin.reason,
     }
 
 
@@ -48,10 +72,7 @@ def receipt_object(receipt: Receipt) -> dict[str, Any]:
         "cached_by_tier": {"device": 0, "host": 0, "disk": 0, "remote": 0, **receipt.cached_by_tier},
         "computed_tokens": receipt.computed_tokens,
         "miss": None if receipt.miss is None else miss_object(receipt.miss),
-        "forgotten": [
-            {"tokens": [f.start, f.end], "messages": list(f.messages), "policy": f.policy, "reason": f.reason}
-            for f in receipt.forgotten
-        ],
+        "forgotten": [forgotten_object(part) for part in receipt.forgotten],
         "codec": dict(receipt.codec),
         "preempted": receipt.preempted,
         "recomputed_tokens": receipt.recomputed_tokens,
@@ -60,6 +81,8 @@ def receipt_object(receipt: Receipt) -> dict[str, Any]:
         "context_used": receipt.context_used,
         "limit_cause": receipt.limit_cause,
     }
+    if receipt.pins:
+        kv["pins"] = [pin_object(pin) for pin in receipt.pins]
     if receipt.max_tokens_granted is not None:
         kv["max_tokens"] = {"requested": receipt.max_tokens_requested, "granted": receipt.max_tokens_granted}
     return kv

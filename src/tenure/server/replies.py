@@ -16,6 +16,7 @@ from tenure.errors import RequestError
 ANTHROPIC_KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tenure.tenants import Tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +12,10 @@ class ServerSettings:
     """Bytes and seconds. The command line builds one; everything else only reads it."""
 
     api_key: str | None = None
-    """With one, every route but `/health`, `/ping`, `/ready` and `/metrics` asks for it."""
+    """The operator's. With one, or with tenants, every route but `/health`, `/ping`, `/ready` and `/metrics` asks for a
+    key."""
+    tenants: Tenants = field(default_factory=Tenants)
+    """Who else may come, each with keys of their own."""
     max_body_bytes: int = 16 << 20
     """Per request; a body beyond it is refused with 413 before it is read."""
     max_bodies_bytes: int = 128 << 20

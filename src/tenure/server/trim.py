@@ -26,18 +26,23 @@ from tenure.types import Forgotten, Overflow, Span
 ANSWER_TOKENS = 512
 """Room that trimming leaves for an answer, unless `max_tokens` asks for less."""
 STEPS = 4
-"""Steps in a window."""
+"""Steps in a window, unless the operator says otherwise."""
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], Prompt]
 
 
 def fit(
-    messages: Sequence[Message], render: Render, overflow: Overflow, context_limit: int, max_tokens: int | None
+    messages: Sequence[Message],
+    render: Render,
+    overflow: Overflow,
+    context_limit: int,
+    max_tokens: int | None,
+    steps: int = STEPS,
 ) -> Prompt:
     """The prompt as `overflow` wants it. One that is refused for its length is left to the engine to refuse."""
     if overflow == "trim":
-        return trim(messages, render, context_limit, max_tokens)
+        return trim(messages, render, context_limit, max_tokens, steps)
     prompt = render(messages)
     return slide(prompt, context_limit) if overflow == "slide" else prompt
 
