@@ -67,7 +67,9 @@ $(DEV_ENV)/.installed: pyproject.toml
 	@echo "$(CURDIR)/src" > $$($(DEV) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tenure-dev.pth
 	@touch $@
 
-# The module built with sanitizers goes beside a copy of the package, so that the fast one in src/ stays what it is.
+# The module built with sanitizers goes beside a copy of the package, so that the fast one in src/ stays what it is. Python
+# itself is not instrumented, so the sanitizer's library is preloaded, and libstdc++ with it: it must be there when the
+# sanitizer looks for the function that throws.
 SANITIZED := build/sanitize/package
 sanitize: native ## the native tests with AddressSanitizer and UBSan
 	$(DEV_ENV)/bin/cmake -S . -B build/sanitize -G Ninja -DSKBUILD=1 -DTENURE_SANITIZE=address,undefined \
@@ -76,8 +78,9 @@ sanitize: native ## the native tests with AddressSanitizer and UBSan
 	$(DEV_ENV)/bin/cmake --build build/sanitize -j $(JOBS)
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -r src/tenure $(SANITIZED)/
 	rm -f $(SANITIZED)/tenure/_native*.so && cp build/sanitize/_native*.so $(SANITIZED)/tenure/
-	LD_PRELOAD=$$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
-		$(DEV) -m pytest tests/native -o pythonpath="$(SANITIZED) tests ." -p no:cacheprovider
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+		$(DEV) -m pytest tests/native -q -o pythonpath="$(SANITIZED) tests ." -p no:cacheprovider
 
 bench: native ## measure Tenure beside whatever peers are installed; ratios from one run
 	$(DEV) -m bench $(ARGS)
