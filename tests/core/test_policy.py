@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,20 @@ import pytest
 from tenure.errors import ConfigError
 from tenure.policy import registry
 from tenure.policy.admission import BoundedQueue
-from tenure.policy.base import AdmissionAsk, Admit, BlockView, Load, Pause, Refuse, RunningView, Shortfall, Wait
+from tenure.policy.base import (
+    AdmissionAsk,
+    Admit,
+    BlockView,
+    Load,
+    Pause,
+    Refuse,
+    RunningView,
+    Shortfall,
+    TenantLoad,
+    Wait,
+)
 from tenure.policy.eviction import Lru
-from tenure.policy.pressure import PauseYoungest
+from tenure.policy.pressure import MIN_PROGRESS, Ladder, PauseOne, Step, ladder
 from tenure.types import Key, SeqId
 
 LOAD = Load(
@@ -93,26 +105,44 @@ def test_an_empty_queue_takes_any_request() -> None:
     assert isinstance(judge(ask(500, n=16)), Wait)
 
 
-def test_the_youngest_is_paused() -> None:
-    verdict = PauseYoungest().relieve(SHORT, [view(1, 5.0), view(2, 7.0), view(3, 6.0)], LOAD)
-    assert verdict == Pause(SeqId(2), "came last, frees 2 blocks: 3 blocks wanted")
+def paused(running: list[RunningView]) -> int:
+    verdict = PauseOne().relieve(SHORT, running, LOAD)
+    assert isinstance(verdict, Pause)
+    return verdict.seq
 
 
-def test_the_least_urgent_is_paused_before_the_youngest() -> None:
-    verdict = PauseYoungest().relieve(SHORT, [view(1, 5.0, priority=3), view(2, 7.0)], LOAD)
-    assert isinstance(verdict, Pause) and verdict.seq == 1
+def test_the_least_urgent_is_paused_first() -> None:
+    assert paused([view(1, 5.0, priority=3), replace(view(2, 7.0), served=9.0)]) == 1
+
+
+def test_then_whose_tenant_had_most() -> None:
+    assert paused([replace(view(1, 5.0), served=9.0), replace(view(2, 7.0), recompute_tokens=0)]) == 1
+
+
+def test_then_whoever_loses_least_for_the_room_it_gives() -> None:
+    verdict = PauseOne().relieve(SHORT, [view(1, 5.0, frees=4), view(2, 7.0), view(3, 6.0)], LOAD)
+    assert verdict == Pause(SeqId(1), "loses 100 tokens for 4 blocks: 3 blocks wanted")
+
+
+def test_then_the_youngest() -> None:
+    assert paused([view(1, 5.0), view(2, 7.0), view(3, 6.0)]) == 2
 
 
 def test_a_pause_that_frees_nothing_helps_nobody() -> None:
-    verdict = PauseYoungest().relieve(SHORT, [view(1, 5.0), view(2, 7.0, frees=0)], LOAD)
-    assert isinstance(verdict, Pause) and verdict.seq == 1
-    verdict = PauseYoungest().relieve(SHORT, [view(1, 5.0, frees=0), view(2, 7.0, frees=0)], LOAD)
-    assert isinstance(verdict, Pause) and verdict.seq == 2
+    assert paused([view(1, 5.0), view(2, 7.0, frees=0)]) == 1
+    assert paused([view(1, 5.0, frees=0), view(2, 7.0, frees=0)]) == 2
+
+
+def test_who_was_paused_gets_some_way_before_it_happens_again() -> None:
+    again = replace(view(2, 7.0), pauses=1)
+    assert paused([view(1, 5.0), again]) == 1
+    assert paused([view(1, 5.0), replace(again, progress_since_resume=MIN_PROGRESS)]) == 2
+    assert paused([replace(view(1, 5.0), pauses=1), again]) == 2
 
 
 @pytest.mark.parametrize("running", [[], [view(1, 5.0)]])
 def test_the_only_one_is_never_paused(running: list[RunningView]) -> None:
-    verdict = PauseYoungest().relieve(SHORT, running, LOAD)
+    verdict = PauseOne().relieve(SHORT, running, LOAD)
     assert isinstance(verdict, Refuse)
     assert verdict.numbers == {"needed_blocks": 3, "pool_blocks": 20}
 
@@ -124,6 +154,76 @@ def test_lru_lets_tails_go_first() -> None:
     assert lru.rank(lru.bucket(tail), 0.0) < lru.rank(lru.bucket(full), 1e9)
 
 
+def tenant(**limits: int) -> Load:
+    numbers = {"queued_requests": 1, "queued_tokens": 50, "max_queued_tokens": None, "max_blocks": None} | limits
+    return replace(LOAD, tenants={"acme": TenantLoad(**numbers)})
+
+
+def test_a_tenants_own_limits_bind() -> None:
+    mine = replace(ask(32), tenant="acme")
+    assert isinstance(judge(mine, tenant()), Admit)
+    assert isinstance(judge(mine, tenant(max_blocks=2, max_queued_tokens=82)), Admit)
+    verdict = judge(mine, tenant(max_blocks=1))
+    assert isinstance(verdict, Refuse) and verdict.code == "kv_capacity_exceeded"
+    assert verdict.numbers == {"needed_blocks": 2, "pool_blocks": 1}
+    verdict = judge(mine, tenant(max_queued_tokens=81))
+    assert isinstance(verdict, Refuse) and verdict.code == "queue_full"
+    assert verdict.numbers == {"queued_tokens": 50, "limit": 81, "retry_after_s": 1.5}
+    assert isinstance(judge(mine, tenant(max_queued_tokens=81, queued_requests=0)), Admit)
+    assert isinstance(judge(ask(32), tenant(max_blocks=1)), Admit)
+
+
+class Nothing:
+    """A step that never knows what to do."""
+
+    name = "nothing"
+
+    def limit(self, total_blocks: int) -> int:
+        return total_blocks
+
+    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Wait:
+        return Wait("for this test")
+
+
+TWO = [view(1, 5.0), view(2, 7.0)]
+
+
+def test_the_ladder_starts_where_it_says() -> None:
+    assert [ladder("pause@95%").limit(blocks) for blocks in (6, 20, 100)] == [6, 19, 95]
+    assert ladder("pause").limit(20) == 20
+    assert ladder(" pause@50% ").name == "pause@50%"
+    soft = Shortfall(1, 6, 4, "soft")  # 10 of 20 are leased
+    assert isinstance(ladder("pause@55%").relieve(soft, TWO, LOAD), Wait)
+    assert isinstance(ladder("pause@50%").relieve(soft, TWO, LOAD), Pause)
+    assert isinstance(ladder("pause@55%").relieve(replace(soft, needed=11), TWO, LOAD), Pause)
+
+
+def test_the_gentlest_step_that_knows_what_to_do_is_taken() -> None:
+    two = Ladder("two", [Step(0.2, Nothing()), Step(0.9, PauseOne())])
+    assert isinstance(two.relieve(Shortfall(1, 6, 4, "soft"), TWO, LOAD), Wait)
+    assert isinstance(two.relieve(SHORT, TWO, LOAD), Pause)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "unknown pressure policy ''; a step is NAME@PERCENT%, known: pause, recode:CODEC"),
+        ("pause@0%", "above 0%"),
+        ("pause@101%", "at most 100%"),
+        ("pause@90", "unknown pressure policy 'pause@90'"),
+        ("pause@90%, pause@80%", "thresholds must rise"),
+        ("pause@90%,pause@90%", "thresholds must rise"),
+        ("spill@90%", "unknown pressure policy 'spill@90%'; known: pause, recode:CODEC"),
+        ("pause:int8@90%", "unknown pressure policy 'pause:int8@90%'"),
+        ("recode:int8@80%, pause@97%", "'recode:int8@80%' needs a quantised codec"),
+    ],
+)
+def test_the_ladder_says_what_is_wrong(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        registry.pressure(text)
+    assert words in str(error.value) and error.value.param == "pressure"
+
+
 @pytest.mark.parametrize("kind", ["eviction", "admission", "pressure"])
 def test_policies_are_found_by_name(kind: str) -> None:
     make, known = getattr(registry, kind), getattr(registry, kind.upper())
@@ -131,6 +231,7 @@ def test_policies_are_found_by_name(kind: str) -> None:
     for name in known:
         assert make(name).name == name
         assert make(name) is not make(name)
-    with pytest.raises(ConfigError, match=f"unknown {kind} policy 'nope'; known: {', '.join(sorted(known))}") as error:
+    names = ", ".join(sorted(known))
+    with pytest.raises(ConfigError, match=f"unknown {kind} policy 'nope'; .*known: {names}") as error:
         make("nope")
     assert error.value.param == kind

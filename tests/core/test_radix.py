@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.cache import keys
-from tenure.cache.radix import NO_BLOCK, Node, RadixIndex, common_head
+from tenure.cache.keys import common_head
+from tenure.cache.radix import NO_BLOCK, Node, RadixIndex
 from tenure.types import BlockId, Key
 
 ROOT = Key(b"root")

@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tenure.cache.radix import common_head
+from tenure.cache.keys import common_head
 from tenure.types import Miss, MissReason, Request, Scope, Token
 
 SameText = Callable[[Sequence[Token], Sequence[Token]], bool]

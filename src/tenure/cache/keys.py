@@ -30,10 +30,61 @@ def chain(parent: Key, tokens: Sequence[Token]) -> Key:
     return Key(blake2b(parent + struct.pack(f"<{len(tokens)}I", *tokens), digest_size=KEY_BYTES).digest())
 
 
+def common_head(a: Sequence[Token], b: Sequence[Token]) -> int:
+    """How many first tokens two sequences of one type share."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    low = 0  # a[:low] == b[:low]; halving keeps the comparing in C
+    while shorter - low > 1:
+        middle = (low + shorter) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            shorter = middle
+    return low
+
+
 def chain_of(start: Key, tokens: Sequence[Token], block_tokens: int) -> list[Key]:
     """The keys of all full blocks of `tokens`; what is left over behind the last full block has none here."""
-    keys = []
+    keys: list[Key] = []
     for at in range(0, len(tokens) - block_tokens + 1, block_tokens):
         start = chain(start, tokens[at : at + block_tokens])
         keys.append(start)
     return keys
+
+
+class Roots:
+    """Where chains start. Blocks that lie wholly inside a declared prefix belong to all tenants: they start at a root of
+    their own, and what comes behind them starts anew at a root that names both the tenant and the last of them."""
+
+    def __init__(self, block_tokens: int, shared: Sequence[Sequence[Token]] = ()) -> None:
+        """`shared`: the declared prefixes."""
+        self._size = block_tokens
+        self._shared = [tuple(prefix) for prefix in shared]
+
+    def common(self, scope: Scope, tokens: Sequence[Token]) -> int:
+        """How many first blocks of `tokens` belong to all. Who sends a salt shares nothing."""
+        if not self._shared or scope.salt:
+            return 0
+        heads = ((prefix, tuple(tokens[: len(prefix)])) for prefix in self._shared)
+        return max(common_head(prefix, head) for prefix, head in heads) // self._size
+
+    def first(self, scope: Scope, common: int) -> Key:
+        """The root of the first block, when `common` blocks belong to all."""
+        if not common:
+            return root(scope)
+        everyone = root(Scope(scope.fingerprint, scope.adapter, codec=scope.codec))
+        return Key(blake2b(everyone, digest_size=KEY_BYTES, person=b"shared").digest())
+
+    def fork(self, scope: Scope, last: Key) -> Key:
+        """The root of what one scope has behind `last`, a block that belongs to all."""
+        return Key(blake2b(root(scope) + last, digest_size=KEY_BYTES, person=b"fork").digest())
+
+    def chain(self, scope: Scope, tokens: Sequence[Token], held: int, behind: Key) -> list[Key]:
+        """The keys of all full blocks of `tokens` but the `held` first; `behind` is what the first of them follows."""
+        common = self.common(scope, tokens)
+        if held >= common:
+            return chain_of(behind, tokens[self._size * held :], self._size)
+        found = chain_of(behind, tokens[self._size * held : self._size * common], self._size)
+        return found + chain_of(self.fork(scope, found[-1]), tokens[self._size * common :], self._size)

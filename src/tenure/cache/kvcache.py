@@ -8,10 +8,11 @@ from dataclasses import replace
 from itertools import count
 
 from tenure.cache import audit, keys
+from tenure.cache.ghosts import Ghosts
 from tenure.cache.lease import Grant, Held, Lease, LeaseId
 from tenure.cache.leaves import Leaves
 from tenure.cache.ledger import Ledger
-from tenure.cache.plan import Ask, Head, Match, Plan, Shortfall
+from tenure.cache.plan import Ask, Head, Lost, Match, Plan, Shortfall
 from tenure.cache.pool import BlockPool
 from tenure.cache.radix import Node, RadixIndex
 from tenure.errors import StalePlan
@@ -31,9 +32,18 @@ class KvCache:
     """
 
     def __init__(
-        self, pool_blocks: int, block_tokens: int, *, codec: Codec, eviction: EvictionPolicy, facts: FactLog
+        self,
+        pool_blocks: int,
+        block_tokens: int,
+        *,
+        codec: Codec,
+        eviction: EvictionPolicy,
+        facts: FactLog,
+        ghosts: Ghosts | None = None,
+        shared: Sequence[Sequence[Token]] = (),
     ) -> None:
-        """`pool_blocks` blocks of `block_tokens` tokens, both at least 1. The log's facts teach `eviction`."""
+        """`pool_blocks` blocks of `block_tokens` tokens, both at least 1. The log's facts teach `eviction`; `ghosts`
+        remember what was lost; the prefixes in `shared` belong to all tenants."""
         if block_tokens < 1:
             raise ValueError(f"a block needs at least one token, not {block_tokens}")
         self._size = block_tokens
@@ -42,6 +52,10 @@ class KvCache:
         self._facts = facts
         self._pool = BlockPool(pool_blocks)
         self._index = RadixIndex(block_tokens)
+        self._roots = keys.Roots(block_tokens, shared)
+        self._owners: dict[Key, str] = {}
+        """The tenants of the roots that have blocks."""
+        self.ghosts = ghosts if ghosts is not None else Ghosts(0)
         self._leaves = Leaves(eviction, self._pool, block_tokens)
         self._leases: dict[LeaseId, Held] = {}
         self._promises: dict[Key, LeaseId] = {}
@@ -69,13 +83,11 @@ class KvCache:
 
     def match(self, scope: Scope, tokens: Sequence[Token]) -> Match:
         """The longest reusable prefix of all of `tokens`. Stamps nothing."""
-        root = keys.root(scope)
-        path, head = self._reach(root, tokens, len(tokens))
+        path, head, behind = self._reach(scope, tokens, len(tokens))
         start = self._size * len(path)
         awaited = None
         if self._promises and start + self._size <= len(tokens):
-            last = path[-1].key if path else root
-            awaited = self._promises.get(keys.chain(last, tokens[start : start + self._size]))
+            awaited = self._promises.get(keys.chain(behind, tokens[start : start + self._size]))
         return Match(
             start + (head.tokens if head else 0),
             tuple(node.key for node in path),
@@ -95,6 +107,28 @@ class KvCache:
         """The key of its last full block that is shareable; None when there is none."""
         nodes = self._held(lease).nodes
         return nodes[-1].key if nodes else None
+
+    def lost(self, scope: Scope, tokens: Sequence[Token], matched: int) -> Lost:
+        """What of tokens[matched:] was held once, as far as the ghosts know; the newest token is always computed."""
+        limit = len(tokens) - 1
+        path, behind = self._walk(scope, tokens, min(matched, limit))
+        at, again, first = self._size * len(path), 0, None
+        names = self._roots.chain(scope, tokens, len(path), behind)
+        common = self._roots.common(scope, tokens)
+        for name in (*names, None):
+            ids = tokens[at : min(limit, at + self._size)]
+            found = self.ghosts.find(behind, ids)
+            if found is None:
+                older = first is None and name is not None and self.ghosts.was_here(name)
+                return Lost(again, first, older)
+            ghost, shared = found
+            again += max(0, at + shared - max(at, matched))
+            first = first or ghost
+            if shared < self._size or name is None:
+                break
+            at += self._size
+            behind = self._roots.fork(scope, name) if at == self._size * common else name
+        return Lost(again, first, older=False)
 
     def leaked(self) -> int:
         """Blocks that are neither free, cached nor of any lease; 0 unless there is a bug."""
@@ -170,6 +204,33 @@ class KvCache:
             self._commit_tail(held, tokens, computed, now)
         return held.lease
 
+    def hold(self, scope: Scope, tokens: Sequence[Token], now: float) -> Lease | None:
+        """A lease on the full blocks that hold `tokens`, of which nothing more is computed; None when there are none.
+        Release it with its own `committed_tokens`."""
+        path, _ = self._walk(scope, tokens, len(tokens))
+        if not path:
+            return None
+        self._epoch += 1
+        for node in path:
+            self._hold(node)
+        held = self._size * len(path)
+        lease = Lease(LeaseId(next(self._ids)), scope, tuple(node.block for node in path), held, held)
+        self._leases[lease.id] = Held(lease, path, None, set())
+        return lease
+
+    def let_go(self, scope: Scope, tokens: Sequence[Token], now: float, by: str, reason: str) -> int:
+        """Drop what of `tokens` nobody leases and no other prompt goes on from; the number of blocks."""
+        path, head, _ = self._reach(scope, tokens, len(tokens))
+        self._epoch += 1
+        tail = [self._index.nodes[head.key]] if head and head.whole else []
+        dropped = 0
+        for node in (*tail, *reversed(path)):
+            if node.kids or not self._idle(node):
+                break
+            self._evict(node, Fate.DROPPED, by, reason, now)
+            dropped += 1
+        return dropped
+
     def release(self, lease: Lease, tokens: Sequence[Token], computed: int, now: float, why: str) -> None:
         """Commit (tail included), then give the lease back; what is shareable stays cached, evictable.
 
@@ -198,7 +259,7 @@ class KvCache:
                     self._leaves.add(node)
         if bad:
             self._revoke(shared[computed // self._size :], why, now)
-        elif held.tail and self._index.is_head(self._parent(held), held.tail.tokens):
+        elif held.tail and held.tail.parent and self._index.is_head(held.tail.parent, held.tail.tokens):
             self._evict(held.tail, Fate.DUPLICATE, "cache", "a longer block holds it", now)
 
     def drop_unleased(self, now: float) -> int:
@@ -227,13 +288,12 @@ class KvCache:
         short = self._shortfall(takes, 0)
         if short:
             return short
-        return Plan(self._epoch, lease.scope, lease, (), None, takes, self._victims(takes, now, ()), (), 0)
+        return Plan(self._epoch, lease.scope, lease, (), None, takes, self._victims(takes, now, ()), (), 0, takes)
 
     def _plan_start(self, ask: Ask, now: float) -> Plan | Shortfall:
         if not ask.tokens or ask.room < len(ask.tokens):
             raise ValueError(f"room for {ask.room} tokens asked for a sequence of {len(ask.tokens)}")
-        root = keys.root(ask.scope)
-        path, head = self._reach(root, ask.tokens, len(ask.tokens) - 1)
+        path, head, behind = self._reach(ask.scope, ask.tokens, len(ask.tokens) - 1)
         takes = self._blocks(ask.room) - len(path)
         sources = [self._index.nodes[head.key]] if head else []
         spared = {node for node in (*path, *sources) if self._idle(node)}
@@ -245,39 +305,53 @@ class KvCache:
         short = self._shortfall(takes, len(spared))
         if short:
             return short
-        reused = tuple(node.key for node in path)
         return Plan(
             epoch=self._epoch,
             scope=ask.scope,
             lease=None,
-            reused=reused,
+            reused=tuple(node.key for node in path),
             head=head,
             takes=takes,
             victims=self._victims(takes, now, spared),
-            promises=self._open_keys(reused[-1] if reused else root, ask.tokens, len(path)),
+            promises=self._open_keys(ask.scope, ask.tokens, len(path), behind),
             reused_tokens=self._size * len(path) + (head.tokens if head else 0),
+            leases=takes + sum(map(self._idle, path)) + (head is not None and head.whole),
         )
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._size)
 
-    def _parent(self, held: Held) -> Node:
-        """Behind which node its next full block goes."""
-        return held.nodes[-1] if held.nodes else self._index.root(keys.root(held.lease.scope))
+    def _behind(self, scope: Scope, nodes: Sequence[Node], common: int) -> Node:
+        """Behind which node the block after `nodes` goes, when `common` blocks belong to all tenants."""
+        if nodes and len(nodes) != common:
+            return nodes[-1]
+        key = self._roots.fork(scope, nodes[-1].key) if nodes else self._roots.first(scope, common)
+        return self._index.root(key)
 
-    def _reach(self, root: Key, tokens: Sequence[Token], limit: int) -> tuple[list[Node], Head | None]:
-        """The full blocks that hold tokens[:limit], and the longest head behind them."""
-        path = self._index.walk(root, tokens, limit)
+    def _walk(self, scope: Scope, tokens: Sequence[Token], limit: int) -> tuple[list[Node], Key]:
+        """The full blocks that hold tokens[:limit], and the key that the next one follows."""
+        common = self._roots.common(scope, tokens)
+        behind = self._roots.first(scope, common)
+        path = self._index.walk(behind, tokens, min(limit, self._size * common) if common else limit)
+        if common and len(path) == common:
+            behind = self._roots.fork(scope, path[-1].key)
+            rest = self._index.walk(behind, tokens, limit, self._size * common)
+            return path + rest, rest[-1].key if rest else behind
+        return path, path[-1].key if path else behind
+
+    def _reach(self, scope: Scope, tokens: Sequence[Token], limit: int) -> tuple[list[Node], Head | None, Key]:
+        """As `_walk`, and the longest head behind the blocks."""
+        path, behind = self._walk(scope, tokens, limit)
         start = self._size * len(path)
-        parent = path[-1] if path else self._index.roots.get(root)
+        parent = self._index.nodes.get(behind) or self._index.roots.get(behind)
         if parent is None or not parent.kids or start == limit or not self._codec.head_reusable:
-            return path, None
+            return path, None, behind
         found = self._index.closest(parent, tuple(tokens[start : min(limit, start + self._size)]))
         if found is None:
-            return path, None
+            return path, None, behind
         node, n = found
         whole = n == len(node.tokens) and self._idle(node)
-        return path, Head(node.key, node.block, n, whole)
+        return path, Head(node.key, node.block, n, whole), behind
 
     def _shortfall(self, takes: int, spared: int) -> Shortfall | None:
         free, evictable = self._pool.free, self._pool.cached - spared
@@ -294,9 +368,9 @@ class KvCache:
             return ()
         return tuple(node.key for node in self._leaves.choose(wanted, now, frozenset(spared)))
 
-    def _open_keys(self, last: Key, tokens: Sequence[Token], held: int) -> tuple[Key, ...]:
+    def _open_keys(self, scope: Scope, tokens: Sequence[Token], held: int, behind: Key) -> tuple[Key, ...]:
         """Keys of the full blocks behind the `held` first that nobody computes yet."""
-        rest = keys.chain_of(last, tokens[self._size * held :], self._size)
+        rest = self._roots.chain(scope, tokens, held, behind)
         return tuple(key for key in rest if key not in self._promises)
 
     def _hold(self, node: Node) -> None:
@@ -304,19 +378,21 @@ class KvCache:
         self._pool.hold(node.block)
 
     def _reuse(self, node: Node, tokens: int, now: float) -> None:
-        self._facts.emit(BlockReused(now, node.key, DEVICE, tokens, now - node.last_used))
+        self._facts.emit(BlockReused(now, node.key, DEVICE, tokens, now - node.last_used, tenant=self._owner(node)))
         node.last_used = now
 
     def _commit_full(self, held: Held, tokens: Sequence[Token], computed: int, now: float) -> None:
         self._epoch += 1
         self._withdraw(held, now)
         blocks = list(held.lease.blocks)
-        parent = self._parent(held)
+        scope = held.lease.scope
+        common = self._roots.common(scope, tokens)
         for i in range(len(held.nodes), computed // self._size):
             ids = tuple(tokens[self._size * i : self._size * (i + 1)])
+            parent = self._behind(scope, held.nodes, common)
             node = self._index.child(parent, ids)
             if node is None:
-                node = self._store(parent, ids, blocks[i], now)
+                node = self._store(scope, parent, ids, blocks[i], now)
             else:
                 self._merge(node, blocks[i], now)
                 blocks[i] = node.block
@@ -324,7 +400,6 @@ class KvCache:
                 held.promised.discard(node.key)
                 del self._promises[node.key]
             held.nodes.append(node)
-            parent = node
         held.lease = replace(held.lease, blocks=tuple(blocks), committed_tokens=self._size * len(held.nodes))
 
     def _commit_tail(self, held: Held, tokens: Sequence[Token], computed: int, now: float) -> None:
@@ -334,9 +409,10 @@ class KvCache:
         self._epoch += 1
         self._withdraw(held, now)
         ids = tuple(tokens[start:computed])
-        parent = self._parent(held)
+        scope = held.lease.scope
+        parent = self._behind(scope, held.nodes, self._roots.common(scope, tokens))
         if self._index.child(parent, ids) is None and not self._index.is_head(parent, ids):
-            held.tail = self._store(parent, ids, held.lease.blocks[len(held.nodes)], now)
+            held.tail = self._store(scope, parent, ids, held.lease.blocks[len(held.nodes)], now)
 
     def _withdraw(self, held: Held, now: float) -> None:
         """Take back the lease's own tail, because its block now holds more."""
@@ -344,11 +420,18 @@ class KvCache:
             self._forget(held.tail, Fate.DUPLICATE, "cache", "its owner wrote on", now)
             held.tail = None
 
-    def _store(self, parent: Node, ids: tuple[Token, ...], block: BlockId, now: float) -> Node:
+    def _store(self, scope: Scope, parent: Node, ids: tuple[Token, ...], block: BlockId, now: float) -> Node:
         """Make a leased block shareable; an idle tail that it continues goes, since its tokens are held twice now."""
         node = self._index.attach(parent, keys.chain(parent.key, ids), ids, block, now)
         above = parent.key if parent.parent else None
-        self._facts.emit(BlockStored(now, node.key, above, block, DEVICE, self._codec.name, len(ids), ids))
+        if not parent.parent and parent.key not in self._owners:
+            everyone = parent.key == self._roots.first(scope, 1)
+            self._owners[parent.key] = "" if everyone else scope.tenant
+        self.ghosts.forget(node.key)
+        owner = self._owner(node)
+        self._facts.emit(
+            BlockStored(now, node.key, above, block, DEVICE, self._codec.name, len(ids), ids, tenant=owner)
+        )
         shorter = self._index.shorter(node)
         if shorter and self._idle(shorter):
             self._evict(shorter, Fate.DUPLICATE, "cache", "a longer block holds it", now)
@@ -381,7 +464,16 @@ class KvCache:
 
     def _forget(self, leaf: Node, fate: Fate, by: str, reason: str, now: float) -> None:
         """Drop a leaf from the index; the one way a key leaves the device."""
+        assert leaf.parent is not None
         self._index.detach(leaf)
         lost = len(leaf.tokens) if fate.is_loss else 0
-        idle, age = now - leaf.last_used, now - leaf.created
-        self._facts.emit(BlockGone(now, leaf.key, leaf.block, DEVICE, fate, by, reason, lost, idle, age))
+        if lost:
+            self.ghosts.add(leaf.key, leaf.parent.key, leaf.tokens, fate, by, now)
+        idle, age, owner = now - leaf.last_used, now - leaf.created, self._owner(leaf)
+        self._facts.emit(BlockGone(now, leaf.key, leaf.block, DEVICE, fate, by, reason, lost, idle, age, tenant=owner))
+        if leaf.scope_digest not in self._index.roots:
+            del self._owners[leaf.scope_digest]
+
+    def _owner(self, node: Node) -> str:
+        """The tenant whose block it is; nobody for what belongs to all."""
+        return self._owners[node.scope_digest]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tenure.cache.ghosts import Ghost
 from tenure.cache.lease import Lease, LeaseId
 from tenure.policy.base import Shortfall
 from tenure.types import BlockId, Key, Scope, Token
 
-__all__ = ["Ask", "Head", "Match", "Plan", "Shortfall"]
+__all__ = ["Ask", "Head", "Lost", "Match", "Plan", "Shortfall"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,15 @@ class Plan:
     promises: tuple[Key, ...]
     """Full blocks of the prompt that this sequence is going to compute."""
     reused_tokens: int
+    leases: int = 0
+    """Blocks that are leased afterwards and were not before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What of a prompt was held once: so many `tokens` right behind what is held now, the `first` of their blocks, or
+    nothing but that there was something (`older`)."""
+
+    tokens: int
+    first: Ghost | None
+    older: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 
+from tenure.cache.keys import common_head
 from tenure.types import BlockId, Key, Token
 
 NO_BLOCK = BlockId(-1)
@@ -47,21 +48,6 @@ class Node:
         self.bucket: Hashable = None
 
 
-def common_head(a: Sequence[Token], b: Sequence[Token]) -> int:
-    """How many first tokens two sequences of one type share."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    low = 0  # a[:low] == b[:low]; halving keeps the comparing in C
-    while shorter - low > 1:
-        middle = (low + shorter) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            shorter = middle
-    return low
-
-
 class RadixIndex:
     """Full blocks and tails of all scopes. `nodes` are the resident ones by key, `roots` the scopes that have any."""
 
@@ -70,12 +56,12 @@ class RadixIndex:
         self.roots: dict[Key, Node] = {}
         self.nodes: dict[Key, Node] = {}
 
-    def walk(self, root: Key, tokens: Sequence[Token], limit: int) -> list[Node]:
-        """The longest chain of full blocks that hold tokens[:limit]."""
+    def walk(self, root: Key, tokens: Sequence[Token], limit: int, start: int = 0) -> list[Node]:
+        """The longest chain of full blocks from `root` on that hold tokens[start:limit]."""
         path: list[Node] = []
         node = self.roots.get(root)
         size = self.block_tokens
-        end = size
+        end = start + size
         while node is not None and end <= limit:
             ids = tuple(tokens[end - size : end])
             heads = node.heads

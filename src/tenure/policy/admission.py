@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.policy.base import AdmissionAsk, Admit, Load, Refuse, Wait
+from tenure.policy.base import AdmissionAsk, Admit, Load, Refuse, TenantLoad, Wait
 
 
 class BoundedQueue:
@@ -11,7 +11,10 @@ class BoundedQueue:
     name = "bounded_queue"
 
     def judge(self, ask: AdmissionAsk, load: Load) -> Admit | Wait | Refuse:
-        refusal = self._never(ask, load) or self._not_now(ask, load)
+        mine = load.tenants.get(ask.tenant)
+        refusal = (
+            self._never(ask, load) or self._not_now(ask, load) or (_tenant_refuses(ask, load, mine) if mine else None)
+        )
         if refusal:
             return refusal
         if load.queued_requests:
@@ -62,3 +65,26 @@ class BoundedQueue:
                 {"queued_tokens": load.queued_tokens, "limit": load.max_queued_tokens, **retry},
             )
         return None
+
+
+def _tenant_refuses(ask: AdmissionAsk, load: Load, mine: TenantLoad) -> Refuse | None:
+    """What the tenant's own limits leave no room for, never or not now."""
+    needed = load.blocks(ask.prompt_tokens + 1)
+    if mine.max_blocks is not None and needed > mine.max_blocks:
+        return Refuse(
+            f"The prompt and one token need {needed} KV blocks; this tenant may hold {mine.max_blocks}.",
+            "kv_capacity_exceeded",
+            {"needed_blocks": needed, "pool_blocks": mine.max_blocks},
+        )
+    tokens = mine.queued_tokens + ask.prompt_tokens
+    if mine.max_queued_tokens is not None and mine.queued_requests and tokens > mine.max_queued_tokens:
+        return Refuse(
+            f"The tenant has {mine.queued_tokens} of at most {mine.max_queued_tokens} prompt tokens waiting.",
+            "queue_full",
+            {
+                "queued_tokens": mine.queued_tokens,
+                "limit": mine.max_queued_tokens,
+                "retry_after_s": max(0.0, load.predicted_start_s),
+            },
+        )
+    return None

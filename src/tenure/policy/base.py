@@ -50,6 +50,17 @@ class EvictionPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TenantLoad:
+    """What of one tenant waits, and its limits; None does not bind."""
+
+    queued_requests: int
+    queued_tokens: int
+    max_queued_tokens: int | None
+    max_blocks: int | None
+    """Blocks that its running sequences may hold together."""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How busy the runtime is, and the limits that bind. Counts of sequences, requests, tokens and blocks."""
 
@@ -66,6 +77,8 @@ class Load:
     max_queued_tokens: int
     context_limit: int
     block_tokens: int
+    tenants: Mapping[str, TenantLoad] = field(default_factory=dict)
+    """Of tenants that have limits."""
 
     def blocks(self, tokens: int) -> int:
         """Blocks that `tokens` tokens occupy, the open one included."""
@@ -80,6 +93,7 @@ class AdmissionAsk:
     n: int
     max_tokens: int | None
     priority: int
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +138,18 @@ class AdmissionPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Why the blocks asked for cannot be had: needed > free + evictable. All counts are blocks."""
+    """Why blocks cannot be had (needed > free + evictable), or should not be: a limit below the whole pool is reached.
+    All counts are blocks."""
 
     needed: int
     free: int
     evictable: int
     reason: str
+
+    @property
+    def is_hard(self) -> bool:
+        """There is no such room, whatever the policy says."""
+        return self.needed > self.free + self.evictable
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +168,23 @@ class RunningView:
     """Tokens to compute again if all of those were evicted meanwhile."""
     progress_since_resume: int
     """Tokens generated since it last started or resumed."""
+    pauses: int = 0
+    """Times it was paused before."""
+    served: float = 0.0
+    """What its tenant has been served, by its weight: higher for those that had more than their share."""
 
 
 class PressurePolicy(Protocol):
     @property
     def name(self) -> str: ...
 
+    def limit(self, total_blocks: int) -> int:
+        """Leased blocks up to which nothing needs to be done, of a pool of `total_blocks`."""
+        ...
+
     def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Pause | Wait | Refuse:
-        """What to do about a shortfall. Refuse: the sequence that asked must end."""
+        """What to do before a running sequence grows above the limit. When the shortfall is not hard, it grows all the
+        same if nothing is to be done; else Wait pauses it, and Refuse ends it."""
         ...
 
 

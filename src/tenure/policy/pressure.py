@@ -1,24 +1,114 @@
-"""What is done when running sequences outgrow the pool."""
+"""What is done as the blocks that running sequences lease outgrow the pool: an ordered ladder of steps.
+
+    pause@95%        when growing would bring the leased blocks above 95 % of the pool, someone waits
+
+Idle cached blocks are evictable whenever room is needed: they don't count, and evicting them is no step of the ladder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from tenure.policy.base import Load, Pause, Refuse, RunningView, Shortfall, Wait
+from tenure.errors import ConfigError
+from tenure.policy.base import Load, Pause, PressurePolicy, Refuse, RunningView, Shortfall, Wait
+
+MIN_PROGRESS = 32
+"""Tokens that a resumed sequence generates before it can be paused again."""
 
 
-class PauseYoungest:
-    """The one that came last waits, among those of the least urgent priority; never the only one running."""
+class PauseOne:
+    """Someone waits: the least urgent, of those one whose tenant had most for its weight, of those the one that loses
+    least work for the memory it frees. Never the only one running; and who was paused before gets some way first."""
 
     name = "pause"
+
+    def limit(self, total_blocks: int) -> int:
+        return total_blocks
 
     def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Pause | Wait | Refuse:
         if len(running) < 2:
             return Refuse(
-                f"the only running sequence fills the pool: {shortfall.reason}",
+                f"the only running sequence fills what it may: {shortfall.reason}",
                 "kv_capacity_exceeded",
                 {"needed_blocks": shortfall.needed, "pool_blocks": load.total_blocks},
             )
-        helpful = [view for view in running if view.blocks_freed_if_paused] or running
-        victim = max(helpful, key=lambda view: (view.priority, view.arrived, view.seq))
-        return Pause(victim.seq, f"came last, frees {victim.blocks_freed_if_paused} blocks: {shortfall.reason}")
+        moved = [view for view in running if not view.pauses or view.progress_since_resume >= MIN_PROGRESS] or running
+        helpful = [view for view in moved if view.blocks_freed_if_paused] or moved
+        victim = max(helpful, key=_expendable)
+        lost, freed = victim.recompute_tokens, victim.blocks_freed_if_paused
+        return Pause(victim.seq, f"loses {lost} tokens for {freed} blocks: {shortfall.reason}")
+
+
+def _expendable(view: RunningView) -> tuple[float, ...]:
+    """The highest goes first."""
+    lost_per_block = view.recompute_tokens / max(1, view.blocks_freed_if_paused)
+    return view.priority, view.served, -lost_per_block, view.arrived, view.seq
+
+
+STEPS: Mapping[str, Callable[[], PressurePolicy]] = {PauseOne.name: PauseOne}
+"""What a step of the ladder can do, by name."""
+KNOWN = "pause, recode:CODEC"
+_STEP = re.compile(r"(?P<name>[a-z]+)(?::(?P<codec>[a-z0-9]+))?(?:@(?P<percent>\d+(?:\.\d+)?)%)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Above `share` of the pool, `policy` says what is done."""
+
+    share: float
+    policy: PressurePolicy
+
+    def limit(self, total_blocks: int) -> int:
+        """Leased blocks up to which it does nothing; rounded up, so that small pools can be used whole."""
+        return math.ceil(self.share * total_blocks - 1e-9)
+
+
+class Ladder:
+    """Steps with rising thresholds; the first one that is due and knows what to do is taken."""
+
+    def __init__(self, name: str, steps: Sequence[Step]) -> None:
+        """`name`: as the operator wrote it. At least one step."""
+        self.name = name
+        self._steps = tuple(steps)
+
+    def limit(self, total_blocks: int) -> int:
+        return self._steps[0].limit(total_blocks)
+
+    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Pause | Wait | Refuse:
+        leased = load.total_blocks - load.free_blocks - load.evictable_blocks + shortfall.needed
+        verdict: Pause | Wait | Refuse = Wait("no step is due")
+        for step in self._steps:
+            if leased > step.limit(load.total_blocks) or shortfall.is_hard:
+                verdict = step.policy.relieve(shortfall, running, load)
+                if not isinstance(verdict, Wait):
+                    return verdict
+        return verdict
+
+
+def ladder(text: str) -> Ladder:
+    """Read `pause@95%`, or several steps with rising thresholds, separated by commas; without a threshold a step is due
+    when the pool is full. ConfigError says what is wrong and lists the steps."""
+    steps: list[Step] = []
+    for part in text.split(","):
+        word = part.strip()
+        found = _STEP.fullmatch(word)
+        if found is None:
+            raise ConfigError("pressure", f"unknown pressure policy {word!r}; a step is NAME@PERCENT%, known: {KNOWN}")
+        share = float(found["percent"] or 100.0) / 100.0
+        if not 0.0 < share <= 1.0:
+            raise ConfigError("pressure", f"pressure step {word!r}: the threshold must be above 0% and at most 100%")
+        if steps and share <= steps[-1].share:
+            raise ConfigError("pressure", f"pressure step {word!r}: thresholds must rise from step to step")
+        steps.append(Step(share, _policy(word, found["name"], found["codec"])))
+    return Ladder(text.strip(), steps)
+
+
+def _policy(word: str, name: str, codec: str | None) -> PressurePolicy:
+    if name == "recode":
+        raise ConfigError("pressure", f"pressure step {word!r} needs a quantised codec; this build has none")
+    if name not in STEPS or codec is not None:
+        raise ConfigError("pressure", f"unknown pressure policy {word!r}; known: {KNOWN}")
+    return STEPS[name]()

@@ -10,11 +10,12 @@ from tenure.policy.admission import BoundedQueue
 from tenure.policy.base import AdmissionPolicy, EvictionPolicy, PressurePolicy
 from tenure.policy.eviction import Lru
 from tenure.policy.gittins import Gittins
-from tenure.policy.pressure import PauseYoungest
+from tenure.policy.pressure import STEPS, ladder
 
 EVICTION: Mapping[str, Callable[[], EvictionPolicy]] = {Lru.name: Lru, Gittins.name: Gittins}
 ADMISSION: Mapping[str, Callable[[], AdmissionPolicy]] = {BoundedQueue.name: BoundedQueue}
-PRESSURE: Mapping[str, Callable[[], PressurePolicy]] = {PauseYoungest.name: PauseYoungest}
+PRESSURE = STEPS
+"""Steps of the ladder."""
 
 P = TypeVar("P")
 
@@ -29,7 +30,8 @@ def admission(name: str) -> AdmissionPolicy:
 
 
 def pressure(name: str) -> PressurePolicy:
-    return _named("pressure", PRESSURE, name)
+    """A new ladder, such as `pause@95%`."""
+    return ladder(name)
 
 
 def _named(kind: str, known: Mapping[str, Callable[[], P]], name: str) -> P:
