@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tenure.types import BlockId, Fate, Finish, Key, LimitCause, Receipt, SeqId, Timings, Usage
 
@@ -74,6 +75,7 @@ class RequestQueued(Fact):
     request: str
     prompt_tokens: int
     n: int
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ class FactLog:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
         self._facts: deque[Fact] = deque(maxlen=capacity)
+        self._begun = 0
         self._next = 0
         self._listeners: list[Listener] = []
 
@@ -254,21 +257,24 @@ class FactLog:
         self._listeners.append(listener)
 
     def emit(self, fact: Fact) -> None:
+        self._begun += 1
         self._facts.append(fact)
-        self._next += 1
+        self._next = self._begun
         for listener in self._listeners:
             listener(fact)
 
-    def since(self, seq: int) -> tuple[list[Fact], int, int]:
-        """Facts numbered from `seq` on, the number to ask for next, and how many in between are gone."""
+    def since(self, seq: int, most: int | None = None) -> tuple[list[Fact], int, int]:
+        """Facts numbered from `seq` on, at most `most` of them, the number to ask for next, and how many before them
+        are gone. Costs as much as there are facts from `seq` on, not as many as are held."""
         while True:
             upto = self._next
+            wanted = max(0, upto - seq)
+            behind = 0 if most is None else max(0, min(wanted, len(self._facts)) - most)
             try:
-                held = list(self._facts)
+                held = list(islice(reversed(self._facts), behind, wanted))
             except RuntimeError:  # the deque moved under the copy: another thread emitted; copy again
                 continue
-            if upto == self._next:
+            if self._begun == upto:  # else one is being emitted: which number each has is not sure
                 break
-        first = upto - len(held)
-        missed = max(0, first - seq)
-        return held[max(0, seq - first) :], upto, missed
+        held.reverse()
+        return held, upto - behind, wanted - behind - len(held)

@@ -155,6 +155,7 @@ class FakeServes:
         self.card = ModelCard("fake", 1_700_000_000, CONTEXT, VOCAB, "bf16", "bf16", "f" * 16, True)
         self.state = Health(True, True, None)
         self.dropped = 3
+        self.waiting = 2
         self.now = 100.0
 
     @property
@@ -203,7 +204,7 @@ class FakeServes:
         running = len(self.live)
         return Snapshot(
             running=running,
-            waiting=2,
+            waiting=self.waiting,
             queued_tokens=77,
             pool=PoolCounts(leased=running, cached=5, free=59 - running, total=64),
             block_tokens=32,
@@ -230,6 +231,9 @@ class FakeServes:
         return self.dropped
 
     async def drain(self, grace_s: float) -> None:
+        self.draining()
+
+    def draining(self) -> None:
         self.state = Health(True, False, "draining")
 
     def tell_started(self, handle: FakeHandle) -> None:

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tenure.errors import Internal, InvalidRequest, MethodNotAllowed, NotFound, RequestError
+from tenure.server.feed import Feed
 from tenure.server.guards import Bodies, Keys, RequestIds
 from tenure.server.metrics import Metrics
 from tenure.server.openai import OpenAI
@@ -51,7 +52,6 @@ UNBUILT = [
     "/v1/kv/conversations",
     "/v1/kv/conversations/{rest:path}",
     "/v1/kv/plan",
-    "/v1/kv/events",
 ]
 
 
@@ -59,12 +59,14 @@ def create_app(serves: Serves, settings: ServerSettings) -> Starlette:
     """The ASGI application. It imports no engine; everything it knows comes through `serves`."""
     metrics, texts, load = Metrics(serves), Texts(), Load()
     openai, ops = OpenAI(serves, settings, texts, metrics.cut), Ops(serves, metrics, texts, load)
+    feed = Feed(serves, settings)
     routes = [
         Route("/v1/chat/completions", openai.chat, methods=["POST"]),
         Route("/v1/completions", openai.completions, methods=["POST"]),
         Route("/v1/models", openai.models, methods=["GET"]),
         Route("/v1/models/{id:path}", openai.model, methods=["GET"]),
         Route("/v1/kv", ops.kv, methods=["GET"]),
+        Route("/v1/kv/events", feed.events, methods=["GET"]),
         Route("/health", ops.health, methods=["GET"]),
         Route("/ping", ops.health, methods=["GET", "POST"]),
         Route("/ready", ops.ready, methods=["GET"]),
