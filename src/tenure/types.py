@@ -358,6 +358,15 @@ class PoolCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class KindCounts:
+    """Blocks in use that are stored by one codec: leased, and cached."""
+
+    codec: str
+    leased: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What the engine holds at one moment, safe to read from any thread. Bytes, tokens, seconds."""
 
