@@ -237,6 +237,10 @@ class Settings:
     )
     kv_cache_dtype: KvDtype = _knob("auto", choice(*get_args(KvDtype)), MEMORY, "How K and V are stored. auto is bf16.")
     eviction: str = _knob("lru", TEXT, MEMORY, "Policy that chooses which unleased block goes first.")
+    pressure: str = _knob(
+        "pause@95%", TEXT, MEMORY,
+        "What is done as running sequences hold ever more blocks: steps NAME@PERCENT% with rising thresholds.",
+    )  # fmt: skip
     overflow: Overflow = _knob(
         "refuse", choice(*get_args(Overflow)), MEMORY,
         "What to do with a conversation that outgrows its context, unless the request says: refuse it, trim its oldest "
@@ -276,6 +280,10 @@ class Settings:
     request_timeout: float = _knob(
         600.0, decimal(0.1, 86_400), SERVER, "Seconds a request may take before it is ended, and told so."
     )
+    trace: str | None = _knob(
+        None, TEXT, SERVER,
+        "File to write a trace to, for tenure replay and lint: times, lengths and names of blocks, no text.",
+    )  # fmt: skip
     log_level: str = _knob(
         "info", choice("debug", "info", "warning", "error"), SERVER, "How much is logged to standard error."
     )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tenure.cli.options import takes
 from tenure.config import SETTINGS, Resolved, Settings, is_loopback
 
 if TYPE_CHECKING:
+    from tenure.engine import Engine
     from tenure.server.serves import ModelCard
     from tenure.types import Snapshot
 
@@ -32,12 +36,41 @@ def serve(resolved: Resolved) -> int:
     port = int(sock.getsockname()[1])
     from tenure.cli.compose import compose
 
-    with compose(settings) as composed:
+    with compose(settings) as composed, recording(resolved, composed.engine):
         lines = banner(settings, composed.engine.card, composed.engine.stats(), port, composed.budget.note)
         print("\n".join(lines), flush=True)
         logging.getLogger("tenure").info("ready in %.2f s", time.monotonic() - began)
         server(composed, settings.grace).run([sock])
     return 0
+
+
+@contextlib.contextmanager
+def recording(resolved: Resolved, engine: Engine) -> Iterator[None]:
+    """Write a trace of all requests while the block runs, when the operator asked for one."""
+    settings = resolved.settings
+    if settings.trace is None:
+        yield
+        return
+    from tenure.sim.record import TraceWriter
+
+    stats = engine.stats()
+    header = {
+        "model": engine.card.id,
+        "codec": engine.card.codec,
+        "pool_blocks": stats.pool.total,
+        "block_bytes": stats.block_bytes,
+        "context_limit": stats.context_limit,
+        "eviction": stats.eviction,
+        "pressure": stats.pressure,
+        "overflow": stats.overflow,
+        "declared": sorted(name for name, source in resolved.sources.items() if source != "default"),
+    }
+    writer = TraceWriter(Path(settings.trace), header, stats.block_tokens)
+    engine.facts.listen(writer.learn)
+    try:
+        yield
+    finally:
+        writer.close()
 
 
 def configure_logging(settings: Settings) -> None:

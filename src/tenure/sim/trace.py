@@ -17,6 +17,8 @@ from typing import Any
 
 from tenure.errors import ConfigError
 
+VERSION = 1
+"""Of Tenure's own form."""
 MOONCAKE_BLOCK = 512
 TEXT_BLOCK = 32
 Tokenise = Callable[[object], Sequence[int]]
@@ -73,15 +75,37 @@ def read(lines: Iterable[str], tokenise: Tokenise | None = None) -> Iterator[Tra
     if first[1].lower().replace(" ", "").startswith("timestamp,contexttokens"):
         yield from _azure(first, filled)
         return
+    if "tenure_trace" in _parse(*first):
+        first = _after_header(first, filled)
     reader = _reader(_parse(*first), first[0], tokenise)
     for number, line in _chain(first, filled):
         record = _parse(number, line)
+        if "tenure_trace" in record:  # traces that were joined
+            continue
         try:
             yield reader(record)
         except KeyError as error:
             raise TraceError(number, f"the field {error} is missing") from None
         except (TypeError, ValueError, OverflowError) as error:
             raise TraceError(number, str(error)) from None
+
+
+def header(lines: Iterable[str]) -> dict[str, Any]:
+    """What the first line of Tenure's own form says of the server that wrote it; nothing in other forms."""
+    first = next(iter(lines), "")
+    record = _parse(1, first) if first.startswith("{") else {}
+    return record if "tenure_trace" in record else {}
+
+
+def _after_header(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> tuple[int, str]:
+    if _parse(*first)["tenure_trace"] != VERSION:
+        raise TraceError(
+            first[0], f"a trace of version {_parse(*first)['tenure_trace']!r}; this Tenure reads {VERSION}"
+        )
+    following = next(rest, None)
+    if following is None:
+        raise TraceError(first[0], "the trace has a header and no requests")
+    return following
 
 
 def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -207,6 +231,7 @@ def write(request: TraceRequest) -> str:
         "output_tokens": request.output_tokens,
         "block_tokens": request.block_tokens,
         "blocks": [f"{block:016x}" for block in (*request.blocks, *request.answer)],
+        **request.extra,
     }
     return json.dumps(record, separators=(",", ":"))
 
@@ -262,7 +287,7 @@ class _Texts:
             tenant=tenant,
             session=None if session is None else str(session),
             tokens=tokens,
-            extra={"prompt": prompt, **{name: record[name] for name in ("kv", "usage") if name in record}},
+            extra={"prompt": prompt, **_told(record)},
         )
 
     def _time(self, record: Mapping[str, Any]) -> float:
@@ -279,9 +304,8 @@ class _Texts:
 
     def _answer(self, record: Mapping[str, Any]) -> int:
         """Tokens of the answer: as counted by the server, else of its text."""
-        reply = record.get("response") or record.get("output") or ""
+        reply = _reply(record)
         if isinstance(reply, dict):
-            reply = reply.get("body") or reply
             usage = reply.get("usage") or {}
             count = usage.get("completion_tokens", usage.get("output_tokens"))
             if isinstance(count, int):
@@ -292,3 +316,16 @@ class _Texts:
         if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
             return int(usage["completion_tokens"])
         return len(self._tokenise(reply)) if isinstance(reply, str) and reply else 0
+
+
+def _reply(record: Mapping[str, Any]) -> Any:
+    """The response of a log's record: an object, a text, or nothing."""
+    reply = record.get("response") or record.get("output") or ""
+    return reply.get("body") or reply if isinstance(reply, dict) else reply
+
+
+def _told(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The receipt and the usage, wherever the log has them."""
+    reply = _reply(record)
+    places = (record, reply if isinstance(reply, dict) else {})
+    return {name: place[name] for place in places for name in ("kv", "usage") if isinstance(place.get(name), dict)}
