@@ -10,9 +10,11 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tenure.errors import BrokenFile, ModelError, UnsupportedModel
-from tenure.models import families
-from tenure.models.families import Rope
+from tenure.models.families import Config
 from tenure.models.fields import Fields
+from tenure.models.gguf_config import from_gguf
+from tenure.models.hf_config import from_hf
+from tenure.models.rope import Rope
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -46,12 +48,12 @@ GGUF: dict[str, Any] = {
 }
 
 
-def hf(**changes: Any) -> families.Config:
-    return families.from_hf(Fields("config.json", LLAMA | changes))
+def hf(**changes: Any) -> Config:
+    return from_hf(Fields("config.json", LLAMA | changes))
 
 
-def of_gguf(changes: dict[str, Any], factors: tuple[float, ...] = ()) -> families.Config:
-    return families.from_gguf(Fields("m.gguf", GGUF | changes), factors)
+def of_gguf(changes: dict[str, Any], factors: tuple[float, ...] = ()) -> Config:
+    return from_gguf(Fields("m.gguf", GGUF | changes), {"freqs": factors} if factors else {})
 
 
 def test_a_plain_config() -> None:
@@ -65,10 +67,9 @@ def test_a_plain_config() -> None:
     assert hf(head_dim=64).shape.head_dim == 64
     assert hf(architectures=["MistralForCausalLM"], sliding_window=None).architecture == "MistralForCausalLM"
     assert hf(sliding_window=2048).shape == s
-    # transformers gives a Mistral without the field a window of 4096.
-    assert hf(architectures=["MistralForCausalLM"]).shape.context_length == 2048
-    with pytest.raises(UnsupportedModel, match="sliding_window 4096"):
-        hf(architectures=["MistralForCausalLM"], max_position_embeddings=8192)
+    # transformers gives a Mistral without the field a window of 4096; one that holds the whole context is none.
+    assert hf(architectures=["MistralForCausalLM"]).shape.windows == ()
+    assert hf(architectures=["MistralForCausalLM"], max_position_embeddings=8192).shape.windows == (4096, 4096)
 
 
 SCALINGS = {
@@ -84,35 +85,69 @@ def test_rope_frequencies_equal_transformers(name: str) -> None:
     changes = {k: v for k, v in SCALINGS[name].items() if v is not None}
     theirs = LlamaConfig(**{k: v for k, v in (LLAMA | changes).items() if k != "architectures"})
     want = LlamaRotaryEmbedding(theirs).inv_freq.numpy()
-    got = hf(**SCALINGS[name]).rope.inv_freq(32)
+    got = hf(**SCALINGS[name]).ropes[0].inv_freq()
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, want, rtol=2e-6)
 
 
 def test_gguf_rope_factors_are_llama3_scaling() -> None:
     """llama.cpp's converter writes the scaling as one factor per frequency."""
-    scaled = hf(rope_scaling=LLAMA3_SCALING, rope_theta=500000.0).rope.inv_freq(32)
-    plain = Rope(500000.0).inv_freq(32)
+    scaled = hf(rope_scaling=LLAMA3_SCALING, rope_theta=500000.0).ropes[0].inv_freq()
+    plain = Rope(500000.0, 32).inv_freq()
     factors = tuple((plain / scaled).tolist())
-    got = of_gguf({"llama.rope.freq_base": 500000.0}, factors).rope.inv_freq(32)
+    got = of_gguf({"llama.rope.freq_base": 500000.0}, factors).ropes[0].inv_freq()
     np.testing.assert_allclose(got, scaled, rtol=1e-6)
 
 
 def test_gguf_linear_scaling() -> None:
-    got = of_gguf({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}).rope
+    got = of_gguf({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}).ropes[0]
     assert (got.kind, got.factor) == ("linear", 4.0)
-    assert of_gguf({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}).rope.kind == "default"
+    assert of_gguf({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}).ropes[0].kind == "default"
 
 
+MISTRAL, QWEN = {"architectures": ["MistralForCausalLM"]}, {"architectures": ["Qwen2ForCausalLM"]}
+GEMMA, PHI = {"architectures": ["Gemma2ForCausalLM"]}, {"architectures": ["Phi3ForCausalLM"]}
+SMOL = {"architectures": ["SmolLM3ForCausalLM"]}
 REFUSED_HF: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
-    "family": ({"architectures": ["Qwen2ForCausalLM"]}, UnsupportedModel, "Qwen2ForCausalLM.*LlamaForCausalLM"),
+    "family": ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedModel, "GPT2LMHeadModel.*LlamaForCausalLM"),
     "no family": ({"architectures": None}, UnsupportedModel, "architecture none"),
     "empty family": ({"architectures": []}, UnsupportedModel, "architecture none"),
     "quantised": ({"quantization_config": {"bits": 4}}, UnsupportedModel, "quantization_config"),
     "activation": ({"hidden_act": "gelu"}, UnsupportedModel, "hidden_act gelu.*silu"),
-    "window": ({"sliding_window": 512}, UnsupportedModel, "sliding_window 512"),
+    "experts": ({"num_local_experts": 8}, UnsupportedModel, "num_local_experts 8"),
+    "window": ({"sliding_window": 512}, UnsupportedModel, "sliding_window 512.*not supported for Llama"),
     "yarn": ({"rope_scaling": {"type": "yarn", "factor": 2}}, UnsupportedModel, "yarn.*default, linear, llama3"),
-    "partial": ({"partial_rotary_factor": 0.5}, UnsupportedModel, "partial_rotary_factor 0.5"),
+    "partial": ({"partial_rotary_factor": 0.1}, UnsupportedModel, "0.1 of a head of 32 is no even number"),
+    "no window": (MISTRAL | {"sliding_window": 0}, BrokenFile, "sliding_window is 0, expected 1"),
+    "odd window": (MISTRAL | {"sliding_window": 1.5}, BrokenFile, "sliding_window must be an integer"),
+    "layer types": (QWEN | {"layer_types": ["sliding_attention"]}, BrokenFile, "layer_types has 1 entries, expected 2"),
+    "unknown layer": (QWEN | {"layer_types": ["full_attention", "linear"]}, UnsupportedModel, "layer_types linear"),
+    "window of nothing": (
+        QWEN | {"layer_types": ["sliding_attention", "full_attention"]},
+        BrokenFile,
+        "gives no sliding_window",
+    ),
+    "bidirectional": (GEMMA | {"use_bidirectional_attention": True}, UnsupportedModel, "use_bidirectional_attention"),
+    "gemma activation": (GEMMA | {"hidden_activation": "gelu"}, UnsupportedModel, "hidden_activation gelu.*pytorch"),
+    "scalar": (GEMMA | {"query_pre_attn_scalar": 0}, BrokenFile, "query_pre_attn_scalar is 0"),
+    "cap": (GEMMA | {"final_logit_softcapping": -1}, BrokenFile, "final_logit_softcapping is -1"),
+    "two ropes": (
+        {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
+        UnsupportedModel,
+        "turn different parts",
+    ),
+    "long rope": (PHI | {"rope_scaling": {"type": "su"}}, BrokenFile, "short_factor must be 16 positive factors"),
+    "long factors": (
+        PHI | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [0.0] * 16}},
+        BrokenFile,
+        "long_factor must be 16 positive",
+    ),
+    "no rope layers": (SMOL | {"no_rope_layers": [1]}, BrokenFile, "no_rope_layers has 1 entries for 2 layers"),
+    "multiplier": (
+        {"architectures": ["GraniteForCausalLM"], "logits_scaling": 0.0},
+        BrokenFile,
+        "logits_scaling is 0.0",
+    ),
     "head size": ({"head_dim": 40}, UnsupportedModel, "head size 40"),
     "big heads": ({"head_dim": 512}, UnsupportedModel, "head size 512"),
     "missing": ({"hidden_size": None}, BrokenFile, "config.json: the field hidden_size is missing"),
@@ -146,9 +181,15 @@ REFUSED_GGUF: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
     "no family": ({"general.architecture": None}, BrokenFile, "general.architecture is missing"),
     "experts": ({"llama.expert_count": 8}, UnsupportedModel, "expert_count 8"),
     "rope": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "yarn"),
-    "partial": ({"llama.rope.dimension_count": 16}, UnsupportedModel, "dimension_count 16.*supported: 32"),
+    "partial": ({"llama.rope.dimension_count": 15}, UnsupportedModel, "dimension_count 15 is not even"),
+    "too much": ({"llama.rope.dimension_count": 64}, BrokenFile, "dimension_count is 64, expected 2 to 32"),
     "values": ({"llama.attention.value_length": 64}, UnsupportedModel, "value_length 64"),
-    "window": ({"llama.attention.sliding_window": 64}, UnsupportedModel, "sliding_window 64"),
+    "window": ({"llama.attention.sliding_window": -1}, BrokenFile, "sliding_window is -1"),
+    "pattern": (
+        {"llama.attention.sliding_window": 64, "llama.attention.sliding_window_pattern": [True]},
+        BrokenFile,
+        "sliding_window_pattern has 1 entries, expected 2",
+    ),
     "missing": ({"llama.context_length": None}, BrokenFile, "llama.context_length is missing"),
     "per layer": ({"llama.attention.head_count_kv": [2, 2]}, BrokenFile, "head_count_kv must be an integer"),
     "tokens": ({"tokenizer.ggml.tokens": [1, 2]}, BrokenFile, "must hold only str, found int"),
@@ -163,7 +204,7 @@ def test_refused_headers(name: str) -> None:
 
 
 def test_bad_rope_factors() -> None:
-    with pytest.raises(BrokenFile, match=r"rope_freqs\.weight must be 16 positive factors"):
+    with pytest.raises(BrokenFile, match="rope freqs factors must be 16 positive factors"):
         of_gguf({}, (1.0, 2.0))
-    with pytest.raises(BrokenFile, match="rope_freqs"):
+    with pytest.raises(BrokenFile, match="rope freqs"):
         of_gguf({}, (0.0,) * 16)

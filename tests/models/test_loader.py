@@ -22,6 +22,7 @@ from tenure import models
 from tenure.errors import BrokenFile, InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
 from tenure.models import hf, loader, sources, tokenizer
 from tenure.models.fields import Fields
+from tenure.models.rope import Rope
 
 TINY: dict[str, Any] = {
     "hidden_size": 64,
@@ -171,9 +172,8 @@ def test_gguf_logits_equal_transformers(kind: str, tied: bool, tmp_path: Path) -
 
 def test_a_gguf_with_rope_factors(tmp_path: Path) -> None:
     scaled = random_model(rope_parameters=LLAMA3)
-    plain = models.inspect(str(save(tmp_path / "hf", random_model()))).config.rope
-    frequencies = models.inspect(str(save(tmp_path / "scaled", scaled))).config.rope.inv_freq(16)
-    factors = tuple(float(f) for f in type(plain)(500000.0).inv_freq(16) / frequencies)
+    frequencies = models.inspect(str(save(tmp_path / "scaled", scaled))).config.ropes[0].inv_freq()
+    factors = tuple(float(f) for f in Rope(500000.0, 16).inv_freq() / frequencies)
     path = tmp_path / "tiny.gguf"
     write_gguf(path, scaled, "F32", tiny_tokenizer(), rope_factors=factors)
     check(scaled, path)

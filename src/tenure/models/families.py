@@ -1,66 +1,134 @@
-"""The family of Llama-like decoders: what a config or GGUF header must say to be served, and what it means.
+"""The families of decoders that are served. A family is a row of a table, not code: see `Family`.
 
-Families differ by config, not by code. Whatever would silently change the numbers (a window, a mixture of experts, a
-rope variant, a quantisation scheme of the file) is refused by name.
+Whatever would silently change the numbers (a mixture of experts, an unknown rope, a quantisation scheme of the file, a
+window where the family has none) is refused by name.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from tenure.errors import BrokenFile, UnsupportedModel
 from tenure.models.fields import Fields
+from tenure.models.rope import Rope
 from tenure.spec import ModelShape
 
-HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
-GGUF_ARCHITECTURES = ("llama",)
-ROPE_TYPES = ("default", "linear", "llama3")
-SUPPORTED = (
-    f"Hugging Face {', '.join(HF_ARCHITECTURES)} (safetensors F32, F16, BF16; no sliding window) and "
-    f"GGUF architecture {', '.join(GGUF_ARCHITECTURES)} (tensor types F32, F16, BF16, Q8_0, Q4_0, Q4_1)"
-)
-
-_MANY = 1 << 24
+MANY = 1 << 24
 """No count in a config is larger; keeps hostile products small."""
+
+Norms = Literal["before", "after", "both"]
+QkNorm = Literal["none", "head", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding: pairs (i, i + D/2) turn by position * inv_freq[i].
+class Family:
+    """How one architecture differs from Llama."""
 
-    `factors`, when a GGUF brings them, divide the frequencies one by one.
-    """
+    hf: str
+    """Its name in config.json."""
+    gguf: str
+    """Its name in a GGUF header."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that config.json may leave out, as transformers fills them in; those with `windows` in mind:
+    use_sliding_window, sliding_window, max_window_layers (the first layer with one), sliding_window_pattern (every
+    n-th layer sees everything). A multiplier or cap is read only when it is named here."""
+    windows: bool = False
+    windows_without_rope: bool = False
+    """Only layers that do not rotate have the window."""
+    norms: Norms = "before"
+    """Where a layer has RMS norms: before attention and feed-forward, after them, or both."""
+    norm_offset: float = 0.0
+    """What Hugging Face files leave out of the norms' weights; GGUF files hold them whole."""
+    qk_norm: QkNorm = "none"
+    """RMS norm of queries and keys: each head by itself, or all heads as one vector."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation_field: str = "hidden_act"
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by the root of their size."""
+    qkv_bias: bool = False
+    """q, k and v always have a bias."""
+    fused: bool = False
+    """q, k and v are one tensor, and gate and up another."""
+    local_theta: bool = False
+    """Layers with a window turn by a rope of their own."""
+    interleaved: bool = False
+    """llama.cpp's converter interleaves the halves of every head of q and k."""
+    wide_layers: int = 0
+    """A GGUF of so many layers scales scores by hidden / heads rather than by the size of a head: the header does not
+    say so, llama.cpp knows the model by its layers."""
 
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-    factors: tuple[float, ...] = ()
 
-    def inv_freq(self, head_dim: int) -> NDArray[np.float32]:
-        """f32[head_dim / 2], computed in f64."""
-        plain = self.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-        if self.factors:
-            plain = plain / np.array(self.factors)
-        if self.kind == "linear":
-            plain = plain / self.factor
-        elif self.kind == "llama3":
-            plain = self._llama3(plain)
-        return plain.astype(np.float32)
+_GEMMA: dict[str, Any] = {
+    "norms": "both", "norm_offset": 1.0, "activation": "gelu_tanh", "activation_field": "hidden_activation",
+    "scaled_embedding": True, "windows": True,
+}  # fmt: skip
+_GEMMA_FIELDS = {
+    "head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    "use_sliding_window": True, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+_QWEN_FIELDS = {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": False}
 
-    def _llama3(self, plain: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Slow frequencies are divided by the factor, fast ones kept, those between blended (Llama 3.1)."""
-        turns = self.original_context * plain / (2 * math.pi)
-        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        smooth = smooth.clip(0.0, 1.0)
-        blended: NDArray[np.float64] = (1 - smooth) * plain / self.factor + smooth * plain
-        return blended
+FAMILIES = (
+    Family("LlamaForCausalLM", "llama", interleaved=True),
+    Family(
+        "MistralForCausalLM", "llama", {"sliding_window": 4096, "use_sliding_window": True},
+        windows=True, interleaved=True,
+    ),
+    Family("Qwen2ForCausalLM", "qwen2", _QWEN_FIELDS, windows=True, qkv_bias=True),
+    Family("Qwen3ForCausalLM", "qwen3", _QWEN_FIELDS | {"head_dim": 128}, windows=True, qk_norm="head"),
+    Family(
+        "Gemma2ForCausalLM", "gemma2",
+        _GEMMA_FIELDS
+        | {"sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        wide_layers=46, **_GEMMA,
+    ),
+    Family(
+        "Gemma3ForCausalLM", "gemma3",
+        _GEMMA_FIELDS
+        | {"sliding_window_pattern": 6, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+           "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        qk_norm="head", local_theta=True, wide_layers=62, **_GEMMA,
+    ),
+    Family(
+        "Phi3ForCausalLM", "phi3",
+        {"sliding_window": None, "use_sliding_window": True, "rms_norm_eps": 1e-5,
+         "original_max_position_embeddings": 4096},
+        windows=True, fused=True,
+    ),
+    Family("Olmo2ForCausalLM", "olmo2", {"rms_norm_eps": 1e-5}, norms="after", qk_norm="whole"),
+    Family(
+        "GraniteForCausalLM", "granite",
+        {"embedding_multiplier": 1.0, "attention_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
+        interleaved=True,
+    ),
+    Family(
+        "SmolLM3ForCausalLM", "smollm3",
+        {"tie_word_embeddings": True, "rope_theta": 2e6, "no_rope_layer_interval": 4, "use_sliding_window": False},
+        windows=True, windows_without_rope=True, interleaved=True,
+    ),
+)  # fmt: skip
+
+HF_ARCHITECTURES = tuple(family.hf for family in FAMILIES)
+GGUF_ARCHITECTURES = tuple(dict.fromkeys(family.gguf for family in FAMILIES))
+SUPPORTED = (
+    f"Hugging Face {', '.join(HF_ARCHITECTURES)} (safetensors F32, F16, BF16) and GGUF architecture "
+    f"{', '.join(GGUF_ARCHITECTURES)}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Numbers some families multiply by or squash to; a cap of 0 is none."""
+
+    attention: float
+    """Of the scores, before the softmax."""
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+    embedding: float = 1.0
+    residual: float = 1.0
+    logit: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,152 +136,46 @@ class Config:
     """Everything about a decoder but its weights."""
 
     architecture: str
+    family: Family
     shape: ModelShape
     rms_eps: float
-    rope: Rope
+    ropes: tuple[Rope, ...]
+    """The ways to rotate; all turn the same part of a head and have the same scale."""
+    rope_of_layer: tuple[int, ...]
+    """Which of them a layer uses; -1: none."""
+    scales: Scales
     tied: bool | None
     """Whether the embedding is also the output matrix; None: whether the file lacks an output matrix decides."""
-    attention_bias: bool | None
-    mlp_bias: bool | None
-    """Whether biases must be there; None: they are used when the file has them."""
+    biases: frozenset[str] | None
+    """The matrices (q, k, v, o, gate, up, down) that have a bias; None: those that have one in the file."""
 
 
-def from_hf(fields: Fields) -> Config:
-    """The config of a Hugging Face directory's config.json. Raises UnsupportedModel, BrokenFile."""
-    names = fields.items("architectures", str) if "architectures" in fields else [fields.text("model_type", "none")]
-    architecture = names[0] if names else "none"
-    if architecture not in HF_ARCHITECTURES:
-        raise UnsupportedModel(f"{fields.where}: architecture {architecture} is not supported; supported: {SUPPORTED}")
-    if "quantization_config" in fields:
-        raise UnsupportedModel(
-            f"{fields.where}: quantization_config is not supported; use the unquantised weights and --weights int8 "
-            "or int4, or a GGUF file"
-        )
-    activation = fields.text("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedModel(f"{fields.where}: hidden_act {activation} is not supported; supported: silu")
-    hidden, heads = fields.integer("hidden_size", 1, _MANY), fields.integer("num_attention_heads", 1, _MANY)
-    default_dim = hidden // heads if hidden % heads == 0 else None
-    shape = ModelShape(
-        layers=fields.integer("num_hidden_layers", 1, 4096),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=fields.integer("num_key_value_heads", 1, _MANY, heads),
-        head_dim=fields.integer("head_dim", 1, _MANY) if "head_dim" in fields or not default_dim else default_dim,
-        ffn=fields.integer("intermediate_size", 1, _MANY),
-        vocab=fields.integer("vocab_size", 1, _MANY),
-        context_length=fields.integer("max_position_embeddings", 1, 1 << 31),
-    )
-    _check_shape(fields.where, shape)
-    # Mistral's own default is a window; only a config that says null has none.
-    windowed = architecture == "MistralForCausalLM" and not fields.given("sliding_window")
-    window = fields.integer("sliding_window", 1, 1 << 31, 4096 if windowed else shape.context_length)
-    if window < shape.context_length:
-        raise UnsupportedModel(
-            f"{fields.where}: sliding_window {window} (context {shape.context_length}) is not supported; "
-            "supported: null"
-        )
-    return Config(
-        architecture=architecture,
-        shape=shape,
-        rms_eps=fields.number("rms_norm_eps", 0.0, 1.0, 1e-6),
-        rope=_hf_rope(fields, shape),
-        tied=fields.flag("tie_word_embeddings", False),
-        attention_bias=fields.flag("attention_bias", False),
-        mlp_bias=fields.flag("mlp_bias", False),
-    )
+def unsupported(where: str, architecture: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{where}: architecture {architecture} is not supported; supported: {SUPPORTED}")
 
 
-def _hf_rope(fields: Fields, shape: ModelShape) -> Rope:
-    """`rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
-    section = fields.section("rope_parameters") or fields.section("rope_scaling") or Fields(fields.where, {})
-    theta = section.number("rope_theta", 1.0, 1e12, fields.number("rope_theta", 1.0, 1e12, 10000.0))
-    kind = section.text("rope_type", section.text("type", "default"))
-    if kind not in ROPE_TYPES:
-        raise UnsupportedModel(
-            f"{section.where}: rope_type {kind} is not supported; supported: {', '.join(ROPE_TYPES)}"
-        )
-    partial = section.number("partial_rotary_factor", 0.0, 1.0, fields.number("partial_rotary_factor", 0.0, 1.0, 1.0))
-    if partial != 1.0:
-        raise UnsupportedModel(f"{section.where}: partial_rotary_factor {partial} is not supported; supported: 1.0")
-    if kind == "default":
-        return Rope(theta)
-    factor = section.number("factor", 1.0, 1e6)
-    if kind == "linear":
-        return Rope(theta, kind, factor)
-    low, high = section.number("low_freq_factor", 1e-6, 1e6), section.number("high_freq_factor", 1e-6, 1e6)
-    if low >= high:
-        raise BrokenFile(f"{section.where}: low_freq_factor {low} must be below high_freq_factor {high}")
-    original = section.integer("original_max_position_embeddings", 1, 1 << 31, shape.context_length)
-    return Rope(theta, kind, factor, low, high, original)
+def refuse_experts(fields: Fields, names: tuple[str, ...]) -> None:
+    """A mixture of experts is no dense decoder."""
+    for name in names:
+        if fields.integer(name, 0, MANY, 0) > 0:
+            raise UnsupportedModel(
+                f"{fields.where}: {name} {fields.raw(name)} (a mixture of experts) is not supported; "
+                f"supported: {SUPPORTED}"
+            )
 
 
-def from_gguf(fields: Fields, rope_factors: tuple[float, ...] = ()) -> Config:
-    """The config of a GGUF header; `rope_factors` are its tensor rope_freqs.weight when it has one."""
-    architecture = fields.text("general.architecture")
-    if architecture not in GGUF_ARCHITECTURES:
-        raise UnsupportedModel(f"{fields.where}: architecture {architecture} is not supported; supported: {SUPPORTED}")
-    if fields.integer("llama.expert_count", 0, _MANY, 0) > 0:
-        experts = fields.raw("llama.expert_count")
-        raise UnsupportedModel(
-            f"{fields.where}: llama.expert_count {experts} (a mixture of experts) is not supported; "
-            f"supported: {SUPPORTED}"
-        )
-    hidden, heads = (
-        fields.integer("llama.embedding_length", 1, _MANY),
-        fields.integer("llama.attention.head_count", 1, _MANY),
-    )
-    vocab = len(fields.items("tokenizer.ggml.tokens", str))
-    shape = ModelShape(
-        layers=fields.integer("llama.block_count", 1, 4096),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=fields.integer("llama.attention.head_count_kv", 1, _MANY, heads),
-        head_dim=fields.integer("llama.attention.key_length", 1, _MANY, max(hidden // heads, 1)),
-        ffn=fields.integer("llama.feed_forward_length", 1, _MANY),
-        vocab=fields.integer("llama.vocab_size", 1, _MANY, vocab),
-        context_length=fields.integer("llama.context_length", 1, 1 << 31),
-    )
-    _check_shape(fields.where, shape)
-    for name in ("llama.attention.value_length", "llama.rope.dimension_count"):
-        found = fields.integer(name, 1, _MANY, shape.head_dim)
-        if found != shape.head_dim:
-            raise UnsupportedModel(f"{fields.where}: {name} {found} is not supported; supported: {shape.head_dim}")
-    window = fields.integer("llama.attention.sliding_window", 0, 1 << 31, 0)
-    if 0 < window < shape.context_length:
-        raise UnsupportedModel(f"{fields.where}: llama.attention.sliding_window {window} is not supported")
-    return Config(
-        architecture=architecture,
-        shape=shape,
-        rms_eps=fields.number("llama.attention.layer_norm_rms_epsilon", 0.0, 1.0),
-        rope=_gguf_rope(fields, shape, rope_factors),
-        tied=None,
-        attention_bias=None,
-        mlp_bias=None,
-    )
-
-
-def _gguf_rope(fields: Fields, shape: ModelShape, factors: tuple[float, ...]) -> Rope:
-    theta = fields.number("llama.rope.freq_base", 1.0, 1e12, 10000.0)
-    if factors and (len(factors) != shape.head_dim // 2 or not all(0 < f < 1e6 for f in factors)):
-        raise BrokenFile(f"{fields.where}: rope_freqs.weight must be {shape.head_dim // 2} positive factors")
-    linear = fields.number("llama.rope.scale_linear", 1e-6, 1e6, 1.0)
-    factor = fields.number("llama.rope.scaling.factor", 0.0, 1e6, linear) or 1.0
-    kind = fields.text("llama.rope.scaling.type", "none" if factor == 1.0 else "linear")
-    if kind not in ("none", "linear"):
-        raise UnsupportedModel(
-            f"{fields.where}: llama.rope.scaling.type {kind} is not supported; supported: none, linear, and the "
-            "factors in rope_freqs.weight"
-        )
-    if kind == "none" or factor == 1.0:
-        return Rope(theta, factors=factors)
-    return Rope(theta, "linear", factor, factors=factors)
-
-
-def _check_shape(where: str, shape: ModelShape) -> None:
+def check_shape(where: str, shape: ModelShape) -> None:
+    """Raises unless the kernels can serve the shape."""
     if shape.heads % shape.kv_heads:
         raise BrokenFile(f"{where}: {shape.heads} attention heads are not a multiple of {shape.kv_heads} KV heads")
     if shape.head_dim % 16 or shape.head_dim > 256:
         raise UnsupportedModel(
             f"{where}: head size {shape.head_dim} is not supported; supported: multiples of 16 up to 256"
         )
+
+
+def windows_of(sliding: tuple[bool, ...], window: int, context: int) -> tuple[int | None, ...]:
+    """`ModelShape.windows`: empty when no layer has a window below the context."""
+    if window >= context or not any(sliding):
+        return ()
+    return tuple(window if slides else None for slides in sliding)

@@ -17,12 +17,12 @@ class Fields:
         self.where = where
         self._values = values
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same fields, and the defaults where a field is left out; null is not left out."""
+        return Fields(self.where, {**defaults, **self._values})
+
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
-
-    def given(self, name: str) -> bool:
-        """Whether the field is there at all, null included."""
-        return name in self._values
 
     def integer(self, name: str, low: int, high: int, default: int = _MISSING) -> int:
         """An integer in [low, high]."""

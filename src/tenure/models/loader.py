@@ -17,7 +17,7 @@ from tenure import _native
 from tenure.errors import UnsupportedModel
 from tenure.models import weights
 from tenure.models.families import Config
-from tenure.models.sources import FUSED, Source, check_tensors, open_source
+from tenure.models.sources import FUSED, Source, check_tensors, norm_sizes, open_source
 from tenure.models.template import ChatTemplate
 from tenure.models.tokenizer import Tokenizer
 from tenure.models.weights import FORMATS, GROUP, Format, Matrix
@@ -51,16 +51,18 @@ def load(
     weights: Weights = "auto",
     kv_codec: Literal["bf16", "f32"] = "bf16",
     threads: int = 0,
+    context: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """A model ready to run. `source`: a .gguf file, a Hugging Face directory or a hub id. Raises ModelError.
 
     `weights`: `auto` keeps the 4 and 8 bit blocks of a GGUF bit for bit and rounds the rest to bf16. `threads` 0: all
-    cores. `progress` is told a stage and the fraction of the whole that is done.
+    cores. `context`: no sequence will be longer (None: than the model allows); it chooses between rope
+    factors for short and for long contexts. `progress` is told a stage and the fraction of the whole that is done.
     """
     told = progress or (lambda stage, fraction: None)
     told("open", 0.0)
-    opened = open_source(source)
+    opened = open_source(source, context)
     config = opened.info.config
     check_tensors(opened)
     told("tokenizer", 0.05)
@@ -93,7 +95,19 @@ def _new_decoder(config: Config, kv_codec: str, threads: int) -> _native.Decoder
         ffn=s.ffn,
         vocab=s.vocab,
         rms_eps=config.rms_eps,
-        inv_freq=config.rope.inv_freq(s.head_dim),
+        inv_freq=np.stack([rope.inv_freq() for rope in config.ropes]),
+        rope_of_layer=np.array(config.rope_of_layer, np.int32),
+        rope_scale=config.ropes[0].scale,
+        windows=np.array([window or 0 for window in s.windows] or [0] * s.layers, np.int32),
+        norms=config.family.norms,
+        qk_norm=config.family.qk_norm,
+        activation=config.family.activation,
+        attention_scale=config.scales.attention,
+        attention_cap=config.scales.attention_cap,
+        logit_cap=config.scales.logit_cap,
+        embedding_scale=config.scales.embedding,
+        residual_scale=config.scales.residual,
+        logit_scale=config.scales.logit,
         kv_codec=kv_codec,
         threads=threads,
     )
@@ -116,7 +130,7 @@ def _feed_edges(source: Source, decoder: _native.Decoder, wanted: Weights) -> li
     target: Weights = "int8" if wanted == "int4" else wanted
     table = _matrix(source, ["embedding"], target)
     decoder.set_embedding(table.format, table.values, table.scale, table.min)
-    decoder.set_norm("norm", _vector(source, "norm"))
+    decoder.set_norm("norm", _norm(source, "norm"))
     if "lm_head" not in source.tensors:
         return [table.label]
     head = _matrix(source, ["lm_head"], target)
@@ -126,8 +140,8 @@ def _feed_edges(source: Source, decoder: _native.Decoder, wanted: Weights) -> li
 
 def _feed_layer(source: Source, decoder: _native.Decoder, wanted: Weights, layer: int) -> list[str]:
     labels = []
-    for name in ("attn_norm", "ffn_norm"):
-        decoder.set_norm(f"layers.{layer}.{name}", _vector(source, f"layers.{layer}.{name}"))
+    for name in norm_sizes(source.info.config):
+        decoder.set_norm(f"layers.{layer}.{name}", _norm(source, f"layers.{layer}.{name}"))
     for name, parts in FUSED.items():
         names = [f"layers.{layer}.{part}" for part in parts]
         made = _matrix(source, names, wanted)
@@ -157,6 +171,10 @@ def _vector(source: Source, name: str) -> weights.F32:
     tensor = source.tensors[name]
     values: weights.F32 = weights.to_f32(weights.decode(tensor.bytes(), tensor.type))[0]
     return values
+
+
+def _norm(source: Source, name: str) -> weights.F32:
+    return _vector(source, name) + np.float32(source.norm_offset)
 
 
 def _bias(source: Source, names: Sequence[str]) -> weights.F32 | None:

