@@ -247,6 +247,9 @@ class WaitsAlways:
 
     name = "waits"
 
+    def limit(self, total_blocks: int) -> int:
+        return total_blocks
+
     def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Wait:
         return Wait("for this test")
 

@@ -1,6 +1,6 @@
 """What was held once: evicted blocks, so that a miss can say that memory was short and not that the prompt is new.
 
-The newest are remembered by content, so that the tokens computed twice are counted exactly. Of older ones only a mark is
+The newest are remembered by content, so that tokens computed twice are counted exactly. Of older ones only a mark is
 left in a filter of fixed size: enough to say `unknown` instead of `cold`.
 """
 

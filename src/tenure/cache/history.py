@@ -6,9 +6,10 @@ import struct
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tenure.cache.keys import common_head
+from tenure.cache.plan import Lost
 from tenure.types import Miss, MissReason, Request, Scope, Token
 
 SameText = Callable[[Sequence[Token], Sequence[Token]], bool]
@@ -67,7 +68,7 @@ class History:
         self._past: OrderedDict[tuple[Scope, bytes], _Past] = OrderedDict()
         self._sorted: dict[Scope, list[bytes]] = {}
         self._sessions: dict[tuple[Scope, str], list[_Past]] = {}
-        self._firsts: Counter[bytes] = Counter()
+        self._firsts: Counter[tuple[str, bytes]] = Counter()
         self._tokens = 0
 
     def __len__(self) -> int:
@@ -95,8 +96,19 @@ class History:
         while len(self._past) > 1 and (len(self._past) > self._max_sequences or self._tokens > self._max_tokens):
             self._forget(next(iter(self._past.values())))
 
-    def explain(self, request: Request, matched: int) -> Miss | None:
-        """Why no more than `matched` tokens of the prompt were reused; None when no more could be."""
+    def explain(self, request: Request, matched: int, lost: Lost | None = None, now: float = 0.0) -> Miss | None:
+        """Why no more than `matched` tokens of the prompt were reused; None when no more could be. `lost`: what the
+        cache knows of blocks that are gone."""
+        miss = self._compare(request, matched)
+        if miss is None or lost is None or miss.reason not in ("cold", "evicted"):
+            return miss
+        ghost, evicted = lost.first, miss.reason == "evicted"
+        if ghost is not None and (evicted or lost.tokens >= self._size):
+            return replace(miss, reason=ghost.reason, by=ghost.by, ago_s=now - ghost.at)
+        return replace(miss, reason="unknown") if evicted or lost.older else miss
+
+    def _compare(self, request: Request, matched: int) -> Miss | None:
+        """What the prompts of the past say of it: `evicted` when they had more than is reused."""
         length = len(request.tokens)
         if matched >= self._reusable(length - 1):
             return None
@@ -104,7 +116,7 @@ class History:
         turn = self._sessions.get((request.scope, request.session_id), ()) if request.session_id is not None else ()
         past = max(turn, key=lambda past: past.same(ids), default=None) or self._closest(request.scope, ids)
         if past is None:
-            elsewhere = self._firsts[self._first(ids)]
+            elsewhere = self._firsts[self._first(request.scope, ids)]
             return self._miss("scope_changed" if elsewhere and not matched else "cold", matched, request)
         same = past.same(ids)
         if matched < self._reusable(min(same, past.computed, length - 1)):
@@ -134,9 +146,9 @@ class History:
         """How many of `tokens` equal and computed ones the codec can reuse."""
         return tokens if self._heads else tokens - tokens % self._size
 
-    def _first(self, ids: bytes) -> bytes:
-        """The first block, or all when there is less."""
-        return ids[: _WORD * self._size]
+    def _first(self, scope: Scope, ids: bytes) -> tuple[str, bytes]:
+        """The first block, or all when there is less; by tenant, for what others ask is none of his business."""
+        return scope.tenant, ids[: _WORD * self._size]
 
     def _closest(self, scope: Scope, ids: bytes) -> _Past | None:
         """The remembered sequence that shares the longest head, at least one token: a neighbour in sorted order."""
@@ -149,7 +161,7 @@ class History:
     def _add(self, past: _Past) -> None:
         self._past[past.scope, past.ids] = past
         insort(self._sorted.setdefault(past.scope, []), past.ids)
-        self._firsts[self._first(past.ids)] += 1
+        self._firsts[self._first(past.scope, past.ids)] += 1
         self._tokens += len(past)
         if past.session_id is not None:
             turn = self._sessions.setdefault((past.scope, past.session_id), [])
@@ -161,7 +173,7 @@ class History:
         del known[bisect_left(known, past.ids)]
         if not known:
             del self._sorted[past.scope]
-        first = self._first(past.ids)
+        first = self._first(past.scope, past.ids)
         self._firsts[first] -= 1
         if not self._firsts[first]:
             del self._firsts[first]

@@ -5,33 +5,26 @@ cache below it, it is the same object that serves and that replays a trace.
 
     add ─▶ waiting ─ next_step: a lease ─▶ prefill ─▶ decode ─ absorb: stop, limit ─▶ finished ─▶ Done
               ▲                                          │
-              └──────────── paused: pool short ◀─────────┘
+              └── paused: pool short; slid: context full ┘
 
 After `absorb`, and after `next_step`, every running sequence has blocks for its next row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
 from tenure.cache.lease import Grant
-from tenure.cache.plan import Ask, Shortfall
+from tenure.cache.pins import Pins
 from tenure.errors import Corrupt
-from tenure.events import (
-    FactLog,
-    RequestDone,
-    RequestQueued,
-    RequestStarted,
-    SequenceEnded,
-    SequencePaused,
-    SequenceResumed,
-    StepDone,
-    TokenFirst,
-)
-from tenure.policy.base import AdmissionPolicy, Load, Pause, PressurePolicy, RunningView, Wait
+from tenure.events import FactLog, SequenceResumed, StepDone, TokenFirst
+from tenure.overflow import forgotten, slid_range
+from tenure.policy.base import AdmissionPolicy, Load, PressurePolicy
+from tenure.sched import told
 from tenure.sched.fair import WaitingQueue, order
+from tenure.sched.limits import SchedulerLimits
+from tenure.sched.outlook import Outlook
+from tenure.sched.room import End, Room
 from tenure.sched.sequence import Job, Phase, Sequence
 from tenure.sched.step import CostModel, Flight, RowBudget
 from tenure.types import (
@@ -39,6 +32,7 @@ from tenure.types import (
     Delta,
     Done,
     Finish,
+    Forgotten,
     LimitCause,
     Request,
     Rows,
@@ -47,20 +41,9 @@ from tenure.types import (
     StepResult,
 )
 
+__all__ = ["News", "Scheduler", "SchedulerLimits"]
+
 News = Delta | Done
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """The operator's bounds. `max_step_ms` holds while any stream is decoding; `canary_steps` 0: no checks."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_step_ms: float
-    context_limit: int
-    max_queued_requests: int
-    max_queued_tokens: int
-    canary_steps: int = 0
 
 
 class Scheduler:
@@ -86,14 +69,20 @@ class Scheduler:
         self._history = history
         self._facts = facts
         self._block = cache.block_tokens
-        self._queue = WaitingQueue()
+        self._queue = WaitingQueue(limits.tenants)
         self._running: dict[SeqId, Sequence] = {}
         self._jobs: dict[str, Job] = {}
         self._flight: Flight | None = None
         self._next_seq = 0
-        self._answer_tokens = 128.0
-        self._blocked_at = -1
-        """Blocks that could be had when the head of the queue found too few; −1 when nothing is blocked."""
+        self._charged_at = 0.0
+        """Until when held blocks are charged for."""
+        self._blocked: tuple[SeqId, int] | None = None
+        """The head of the queue that found too few blocks, and how many could be had then."""
+        self._on_hold: set[tuple[str, str]] = set()
+        """Conversations, by tenant and session, that someone paused."""
+        self.pins = Pins(cache, limits.tenants, limits.block_bytes, facts)
+        self._room = Room(cache, self.pins, self._queue, self._running, limits.block_bytes)
+        self._outlook = Outlook(self.costs, self._block, limits.max_num_seqs)
 
     # --- ask ---------------------------------------------------------------------------------------------------------
 
@@ -107,8 +96,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True when no request is alive."""
-        return not self._jobs
+        """True when no request is alive, but for those that someone paused."""
+        return not self._jobs or (not self._running and all(self._held_back(seq) for seq in self._queue))
 
     def load(self) -> Load:
         """The state admission and pressure judge by."""
@@ -126,18 +115,13 @@ class Scheduler:
             max_queued_tokens=self.limits.max_queued_tokens,
             context_limit=self.limits.context_limit,
             block_tokens=self._block,
+            tenants=self._room.tenant_loads(),
         )
 
-    def predicted_start_s(self) -> float:
-        """Seconds until a request that came now would start: the prefill in front of it, then, when sequences wait for
-        room, as many ends of answers as there are sequences in front."""
-        pending = sum(seq.pending for seq in self._running.values() if seq.phase is Phase.PREFILL)
-        ms = self.costs.prefill * (pending + self._queue.new_tokens)
-        ahead = len(self._queue)
-        if ahead or len(self._running) >= self.limits.max_num_seqs:
-            step_ms = self.costs.predict(len(self._running), 0.0)
-            ms += (ahead + 1) / max(1, len(self._running)) * 0.5 * self._answer_tokens * step_ms
-        return 1e-3 * ms
+    def predicted_start_s(self, tokens: int = 0) -> float:
+        """Seconds until a request of so many tokens that came now would start."""
+        needed = self._room.blocks(tokens + self._block)
+        return self._outlook.start_s(self._running.values(), self._queue, self._available(), needed)
 
     # --- do ----------------------------------------------------------------------------------------------------------
 
@@ -147,26 +131,31 @@ class Scheduler:
         left = self.limits.context_limit - len(request.tokens)
         if left < 1 or not request.tokens or request.n < 1:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens, n={request.n}, context leaves {left}")
-        if self._blocks(len(request.tokens) + 1) > self.cache.counts().total:
+        if self._room.blocks(len(request.tokens) + 1) > self.cache.counts().total:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens can never fit the pool")
         if request.id in self._jobs:
             raise ValueError(f"{request.id}: a request of this id is alive")
         asked = request.sampling.max_tokens
-        clamped = asked is None or asked > left
-        granted = left if asked is None else max(1, min(asked, left))
+        if self._slides(request):
+            granted, clamped = self.limits.context_limit if asked is None else max(1, asked), False
+        else:
+            granted = left if asked is None else max(1, min(asked, left))
+            clamped = asked is None or asked > left
         job = Job(request, now, order(now, request.priority), granted, clamped)
+        job.predicted_s = self.predicted_start_s(len(request.tokens))
         for index in range(request.n):
             job.sequences.append(Sequence(SeqId(self._next_seq), job, index, list(request.tokens)))
             self._next_seq += 1
             self._queue.add(job.sequences[-1])
         self._jobs[request.id] = job
-        self._facts.emit(RequestQueued(now, request.id, len(request.tokens), request.n))
+        self._facts.emit(told.queued(job, now))
 
     def next_step(self, now: float) -> StepPlan | None:
         """The next pass over the model, or None when nothing can run. Decode first, then prefill, then newcomers."""
         if self._flight is not None:
             raise RuntimeError(f"step {self._flight.number} is still in flight")
-        flight = Flight(self.steps)
+        self.pins.expire(now)
+        flight = Flight(self.steps, now)
         rows: list[Rows] = []
         copies: list[CopyOp] = []
         prefills: list[Sequence] = []
@@ -176,7 +165,7 @@ class Scheduler:
             else:
                 prefills.append(seq)
         budget = self._budget(flight)
-        prefills.sort(key=lambda seq: seq.job.order)
+        prefills.sort(key=lambda seq: (self._queue.account(seq.tenant).counter, seq.job.order))
         for seq in prefills:
             if chunk := budget.chunk(seq.computed, seq.pending):
                 rows.append(self._rows(flight, seq, chunk))
@@ -192,6 +181,8 @@ class Scheduler:
         flight, self._flight = self._flight, None
         if flight is None or flight.number != result.number:
             raise RuntimeError(f"step {result.number} is not in flight")
+        self._queue.charge(self._running.values(), max(0.0, now - max(self._charged_at, flight.at)))
+        self._charged_at = now
         self.costs.learn(flight.decode_weight, flight.prefill_weight, result.step_ms)
         self._facts.emit(StepDone(now, flight.number, flight.decode_rows, flight.prefill_rows, result.step_ms))
         news: list[News] = []
@@ -266,28 +257,41 @@ class Scheduler:
     def _start_waiting(
         self, flight: Flight, budget: RowBudget, rows: list[Rows], copies: list[CopyOp], now: float
     ) -> None:
-        """Start whoever can, in order. Only those that wait for blocks under computation are overtaken."""
-        if not len(self._queue) or not self._worth_trying():
-            return
-        for seq in self._queue:
-            if len(self._running) >= self.limits.max_num_seqs or not budget.open:
+        """Start whoever can, in turn. Overtaken are only those that wait for blocks under computation, for the limits
+        of their tenant, or because someone paused them."""
+        limit = self.pressure.limit(self.cache.counts().total)
+        for seq in self._queue.turns(self._held):
+            if len(self._running) >= self.limits.max_num_seqs or not budget.open or self._still_blocked(seq):
                 return
-            if self._awaits(seq):
+            if self._held_back(seq) or not self._room.within_tenant(seq) or self._awaits(seq):
                 continue
-            grant = self._lease(seq, now)
+            grant = self._room.lease(seq, limit, now)
             if grant is None:
+                self._blocked = seq.id, self._available()
                 return
+            self._blocked = None
             copies.extend(grant.copies)
             self._started(seq, grant, now)
             if chunk := budget.chunk(seq.computed, seq.pending):
                 rows.append(self._rows(flight, seq, chunk))
 
-    def _worth_trying(self) -> bool:
-        """Whether the head of the queue, once found too big, could fit by now: matching it again is not free."""
-        if self._blocked_at < 0 or not self._running:
-            return True
+    def _available(self) -> int:
         counts = self.cache.counts()
-        return counts.free + counts.cached > self._blocked_at
+        return counts.free + counts.cached
+
+    def _still_blocked(self, seq: Sequence) -> bool:
+        """Whether `seq` found too few blocks before and there are no more by now: matching it again is not free."""
+        blocked = self._blocked
+        return blocked is not None and blocked[0] == seq.id and bool(self._running) and self._available() <= blocked[1]
+
+    def _held(self, seq: Sequence) -> int:
+        """Tokens of a waiting sequence that need not be computed."""
+        return self.cache.match(seq.job.request.scope, seq.tokens).tokens
+
+    def _held_back(self, seq: Sequence) -> bool:
+        """Whether someone paused its conversation."""
+        request = seq.job.request
+        return request.session_id is not None and (request.scope.tenant, request.session_id) in self._on_hold
 
     def _awaits(self, seq: Sequence) -> bool:
         """Whether blocks this sequence would share are being computed right now: by its own first sibling, or by
@@ -311,24 +315,9 @@ class Scheduler:
         holder, upto = awaited
         return holder.lease is not None and holder.committed < upto
 
-    def _lease(self, seq: Sequence, now: float) -> Grant | None:
-        """Blocks for the sequence and one more to grow into; for a lone one, what it needs is enough. None: too few."""
-        scope = seq.job.request.scope
-        plan = self.cache.plan(Ask(scope, seq.tokens, seq.room(self._block)), now)
-        if isinstance(plan, Shortfall) and not self._running:
-            plan = self.cache.plan(Ask(scope, seq.tokens, len(seq.tokens)), now)
-            if isinstance(plan, Shortfall):
-                raise Corrupt(f"nothing runs, but sequence {seq.id} of {len(seq.tokens)} tokens does not fit: {plan}")
-        if isinstance(plan, Shortfall):
-            counts = self.cache.counts()
-            self._blocked_at = counts.free + counts.cached
-            return None
-        self._blocked_at = -1
-        return self.cache.apply(plan, now)
-
     def _started(self, seq: Sequence, grant: Grant, now: float) -> None:
-        """From waiting or paused to running, with what was still held of its tokens."""
-        job, paused = seq.job, seq.phase is Phase.PAUSED
+        """From waiting, paused or slid to running, with what was still held of its tokens."""
+        job, phase, account = seq.job, seq.phase, self._queue.account(seq.tenant)
         self._queue.remove(seq)
         reused = grant.lease.reused_tokens
         seq.lease = grant.lease
@@ -337,19 +326,27 @@ class Scheduler:
         seq.resumed_at = len(seq.tokens)
         seq.phase = Phase.PREFILL
         self._running[seq.id] = seq
+        account.running += 1
+        account.charge(seq.pending)
         if job.started is None:
             job.started = now
-            job.cached = reused
-            job.miss = self._history.explain(job.request, reused)
-            reason = None if job.miss is None else job.miss.reason
-            self._facts.emit(RequestStarted(now, job.request.id, now - job.arrived, job.prompt_len, reused, reason))
+            account.started += 1
+            self._first_started(job, seq, now)
             return
         # What was computed once and must be computed again: by this sequence before its pause, or, for a sibling, by
         # the first of the n (whose last prompt token each of them computes for its own logits).
-        again = max(0, (seq.lost_at_pause if paused else job.prompt_len - 1) - reused)
+        again = max(0, (job.prompt_len - 1 if phase is Phase.WAITING else seq.lost_at_pause) - reused)
         job.recomputed += again
-        if paused:
-            self._facts.emit(SequenceResumed(now, job.request.id, seq.id, again))
+        if phase is not Phase.WAITING:
+            self._facts.emit(SequenceResumed(now, job.request.id, seq.id, again, tenant=seq.tenant))
+
+    def _first_started(self, job: Job, seq: Sequence, now: float) -> None:
+        """The first sequence of a request starts: what was held of the prompt, and why not more."""
+        lost = self.cache.lost(job.request.scope, seq.tokens, seq.computed)
+        job.cached = seq.computed
+        job.recomputed += lost.tokens
+        job.miss = self._history.explain(job.request, seq.computed, lost, now)
+        self._facts.emit(told.started(job, lost.tokens, now))
 
     # --- going on and giving way -------------------------------------------------------------------------------------
 
@@ -359,6 +356,11 @@ class Scheduler:
         prompt_ends = seq.phase is Phase.PREFILL and seq.computed == len(seq.tokens)
         if (prompt_ends or seq.computed - seq.committed >= self._block) and seq.lease is not None:
             seq.lease = self.cache.commit(seq.lease, seq.tokens, seq.computed, now, tail=prompt_ends)
+        job = seq.job
+        if prompt_ends and job.request.pins and not job.pins:
+            scope, tokens = job.request.scope, job.request.tokens
+            grants = [self.pins.grant(job.request.id, scope, tokens, pin, now) for pin in job.request.pins]
+            job.pins = tuple(grants)
 
     def _sampled(self, seq: Sequence, result: StepResult, now: float, news: list[News]) -> None:
         """One more token; the sequence ends when it is a stop or the last that was granted."""
@@ -367,14 +369,17 @@ class Scheduler:
         seq.tokens.append(token)
         if job.first_token is None:
             job.first_token = now
-            self._facts.emit(TokenFirst(now, job.request.id, now - job.arrived))
+            self._facts.emit(TokenFirst(now, job.request.id, now - job.arrived, tenant=seq.tenant))
         if seq.id in result.stopped:
             self._end(seq, Finish.STOP, None, now)
         elif seq.generated >= job.granted:
             self._end(seq, Finish.LENGTH, "context" if job.clamped else "max_tokens", now)
         else:
             seq.phase = Phase.DECODE
-        news.append(Delta(job.request.id, seq.id, seq.index, token, seq.finish, seq.limit_cause))
+        slid = None
+        if seq.finish is None and len(seq.tokens) >= self.limits.context_limit:
+            slid = self._slide(seq, now)
+        news.append(Delta(job.request.id, seq.id, seq.index, token, seq.finish, seq.limit_cause, slid))
         if seq.finish is not None:
             self._finish_job(job, now, news)
 
@@ -387,53 +392,68 @@ class Scheduler:
         )
 
     def _grow(self, seq: Sequence, now: float, news: list[News]) -> None:
-        """Blocks for the next row; when there are none, the pressure policy says who gives way."""
+        """A block for the next row; when there is none to be had, someone gives way."""
         while self._is_full(seq):
-            plan = self.cache.plan(Ask(seq.job.request.scope, seq.tokens, len(seq.tokens), seq.lease), now)
-            if not isinstance(plan, Shortfall):
-                seq.lease = self.cache.apply(plan, now).lease
+            verdict = self._room.grow(seq, self.pressure, self.load, now)
+            if verdict is None:
                 return
-            verdict = self.pressure.relieve(plan, [self._view(s) for s in self._running.values()], self.load())
-            if isinstance(verdict, Pause) and verdict.seq in self._running and len(self._running) > 1:
-                self._pause(self._running[verdict.seq], verdict.reason, now)
-            elif isinstance(verdict, Wait) and len(self._running) > 1:
-                # Waiting while holding blocks could leave everyone waiting for everyone: it waits in the queue.
-                self._pause(seq, verdict.reason, now)
-            else:
-                self._end(seq, Finish.LENGTH, "pool", now)
+            if isinstance(verdict, End):
+                self._end(seq, Finish.LENGTH, verdict.cause, now)
                 news.append(Delta(seq.job.request.id, seq.id, seq.index, None, seq.finish, seq.limit_cause))
                 self._finish_job(seq.job, now, news)
+            else:
+                self._pause(self._running[verdict.seq], self.pressure.name, verdict.reason, now)
 
-    def _view(self, seq: Sequence) -> RunningView:
-        job = seq.job
-        return RunningView(
-            seq=seq.id,
-            request=job.request.id,
-            priority=job.request.priority,
-            arrived=job.arrived,
-            started=seq.started,
-            tokens=len(seq.tokens),
-            blocks_freed_if_paused=0 if seq.lease is None else self.cache.freed_by(seq.lease),
-            recompute_tokens=seq.computed,
-            progress_since_resume=len(seq.tokens) - seq.resumed_at,
-        )
-
-    def _pause(self, seq: Sequence, reason: str, now: float) -> None:
+    def _pause(self, seq: Sequence, by: str, reason: str, now: float) -> None:
         """Give the blocks back, still cached, and wait at the place it arrived with."""
-        if seq.lease is None:
-            raise Corrupt(f"sequence {seq.id} runs without a lease")
-        held = len(seq.lease.blocks)
-        self._tell_end(seq, now)
-        self.cache.release(seq.lease, seq.tokens, seq.computed, now, "paused")
-        self._history.remember(seq.job.request, seq.tokens, seq.computed)
-        del self._running[seq.id]
+        view = self._room.view(seq)
+        if not seq.dropped:
+            self._history.remember(seq.job.request, seq.tokens, seq.computed)
         seq.lost_at_pause = seq.computed
-        seq.lease, seq.computed, seq.phase = None, 0, Phase.PAUSED
+        self._give_back(seq, seq.computed, "paused", now)
+        seq.phase = Phase.PAUSED
+        seq.pauses += 1
         seq.job.preempted += 1
         self._queue.add(seq)
-        self._blocked_at = -1
-        fact = SequencePaused(now, seq.job.request.id, seq.id, self.pressure.name, reason, held, seq.lost_at_pause)
-        self._facts.emit(fact)
+        self._facts.emit(told.paused(seq, view, by, reason, self.limits.block_bytes, now))
+
+    def _slides(self, request: Request) -> bool:
+        """Whether an answer goes on past the context; a tiny context cannot slide."""
+        limit = self.limits.context_limit
+        start, end = slid_range(limit, limit)
+        return request.overflow == "slide" and end > start
+
+    def _slide(self, seq: Sequence, now: float) -> Forgotten:
+        """The context is full: go on with its first and its newest tokens, at fresh positions, as if asked so cold."""
+        start, end = slid_range(len(seq.tokens), self.limits.context_limit)
+        job = seq.job
+        gone = forgotten(start + seq.dropped, end + seq.dropped, job.request.spans)
+        if not seq.dropped:
+            self._history.remember(job.request, seq.tokens, seq.computed)
+        self._give_back(seq, seq.computed, "slid", now)
+        del seq.tokens[start:end]
+        seq.dropped += end - start
+        seq.lost_at_pause = len(seq.tokens) - 1
+        seq.phase = Phase.SLID
+        job.forgotten.append(gone)
+        self._queue.add(seq)
+        self._facts.emit(told.slid(seq, gone, now))
+        return gone
+
+    def _give_back(self, seq: Sequence, valid: int, why: str, now: float) -> None:
+        """A running sequence stops running: its blocks stay cached, as far as the first `valid` tokens reach."""
+        if seq.lease is None:
+            raise Corrupt(f"sequence {seq.id} runs without a lease")
+        account = self._queue.account(seq.tenant)
+        # Told before its blocks become evictable: eviction policies classify them by it.
+        self._facts.emit(told.ended(seq, self.cache.tip(seq.lease), now))
+        self.cache.release(seq.lease, seq.tokens, valid, now, why)
+        if seq.phase is Phase.PREFILL:
+            account.charge(-seq.pending)  # charged when it started, never computed
+        del self._running[seq.id]
+        account.running -= 1
+        seq.lease, seq.computed = None, 0
+        self._blocked = None
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
@@ -442,21 +462,13 @@ class Scheduler:
         if seq.lease is not None:
             # What led to non-finite logits may be bad itself: nothing that only this sequence holds is trusted again.
             valid = 0 if finish is Finish.ERROR else seq.computed
-            self._tell_end(seq, now)
-            self.cache.release(seq.lease, seq.tokens, valid, now, finish.value)
-            self._history.remember(seq.job.request, seq.tokens, valid)
-            del self._running[seq.id]
-            seq.lease = None
+            if not seq.dropped:
+                self._history.remember(seq.job.request, seq.tokens, valid)
+            self._give_back(seq, valid, finish.value, now)
         else:
             self._queue.remove(seq)
         seq.phase, seq.finish, seq.limit_cause = Phase.FINISHED, finish, cause
-        self._blocked_at = -1
-
-    def _tell_end(self, seq: Sequence, now: float) -> None:
-        """What eviction policies classify its blocks by, before these become evictable."""
-        if seq.lease is not None:
-            tip, job = self.cache.tip(seq.lease), seq.job
-            self._facts.emit(SequenceEnded(now, job.request.id, seq.id, tip, job.prompt_len, seq.generated))
+        self._blocked = None
 
     def _end_job(self, job: Job, finish: Finish, cause: LimitCause | None, now: float, news: list[News]) -> None:
         for seq in job.sequences:
@@ -475,16 +487,9 @@ class Scheduler:
         if not job.ended:
             return
         del self._jobs[job.request.id]
-        self._answer_tokens += 0.1 * (job.sequences[0].generated - self._answer_tokens)
+        self._outlook.learn(job)
+        if job.started is not None:
+            self._queue.account(job.request.scope.tenant).started -= 1
         done = job.done(now, self.limits.context_limit)
         news.append(done)
-        finishes = tuple(seq.finish for seq in job.sequences if seq.finish is not None)
-        ttft = None if job.first_token is None else job.first_token - job.arrived
-        e2e = now - job.arrived
-        fact = RequestDone(
-            now, done.request, finishes, job.limit_cause, done.usage, done.receipt, done.timings, e2e, ttft, done.error
-        )
-        self._facts.emit(fact)
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._block)
+        self._facts.emit(told.done(job, done, now))

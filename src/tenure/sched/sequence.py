@@ -9,8 +9,11 @@ from tenure.cache.lease import Lease
 from tenure.types import (
     Done,
     Finish,
+    Forgotten,
     LimitCause,
     Miss,
+    Pin,
+    PinReceipt,
     Receipt,
     Request,
     SeqId,
@@ -27,6 +30,8 @@ class Phase(Enum):
     DECODE = "decode"
     PAUSED = "paused"
     """In the queue again: its blocks were needed elsewhere."""
+    SLID = "slid"
+    """In the queue again, shortened: it outgrew the context."""
     FINISHED = "finished"
 
 
@@ -49,7 +54,11 @@ class Sequence:
     resumed_at: int = 0
     """Tokens it had when it was last admitted."""
     lost_at_pause: int = 0
-    """Tokens whose KV it had when it was last paused."""
+    """Tokens whose KV it had when it was last paused, or whose KV it had elsewhere when it slid."""
+    pauses: int = 0
+    """Times it was paused."""
+    dropped: int = 0
+    """Tokens it let go from behind its first ones when its context slid."""
     awaits: tuple[Sequence, int] | None = None
     """The sequence that computes what this one would share, and how far it must get."""
     finish: Finish | None = None
@@ -57,7 +66,11 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        return len(self.tokens) - self.job.prompt_len
+        return len(self.tokens) + self.dropped - self.job.prompt_len
+
+    @property
+    def tenant(self) -> str:
+        return self.job.request.scope.tenant
 
     @property
     def pending(self) -> int:
@@ -78,7 +91,7 @@ class Sequence:
 
         The last token of an answer is never computed, hence − 1.
         """
-        final = self.job.prompt_len + self.job.granted - 1
+        final = len(self.tokens) + self.job.granted - self.generated - 1
         return max(len(self.tokens), min(len(self.tokens) + block_tokens, final))
 
 
@@ -101,6 +114,11 @@ class Job:
     miss: Miss | None = None
     preempted: int = 0
     recomputed: int = 0
+    predicted_s: float = 0.0
+    """The wait that was predicted when it arrived."""
+    forgotten: list[Forgotten] = field(default_factory=list)
+    """What its answers let go."""
+    pins: tuple[PinReceipt, ...] = ()
     error: str | None = None
 
     @property
@@ -124,14 +142,14 @@ class Job:
         then all of its prompt counts as computed, so that the sum holds."""
         asked = self.request.sampling.max_tokens
         told = self.clamped and asked is not None
-        used = self.prompt_len + max(seq.generated for seq in self.sequences)
+        used = max(len(seq.tokens) for seq in self.sequences)
         return Receipt(
             prompt_tokens=self.prompt_len,
             cached_tokens=self.cached,
             computed_tokens=self.prompt_len - self.cached,
             cached_by_tier={"device": self.cached},
             miss=self.miss,
-            forgotten=(),
+            forgotten=(*self.request.forgotten, *self.forgotten),
             codec={self.request.scope.codec: used},
             preempted=self.preempted,
             recomputed_tokens=self.recomputed,
@@ -141,6 +159,7 @@ class Job:
             limit_cause=self.limit_cause,
             max_tokens_requested=asked if told else None,
             max_tokens_granted=self.granted if told else None,
+            pins=self.pins or tuple(_never_computed(pin) for pin in self.request.pins),
         )
 
     def timings(self, now: float) -> Timings:
@@ -161,6 +180,10 @@ class Job:
 
     def _queue_ms(self, now: float) -> float:
         return 1e3 * ((now if self.started is None else self.started) - self.arrived)
+
+
+def _never_computed(pin: Pin) -> PinReceipt:
+    return PinReceipt(pin.end_token, False, 0, 0, 0.0, "the prompt was not computed to its end")
 
 
 def stillborn(request: Request, error: str, now: float, context_limit: int) -> Done:

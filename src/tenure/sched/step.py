@@ -113,6 +113,8 @@ class Flight:
     """A step that is being put together, then computed."""
 
     number: int
+    at: float = 0.0
+    """When it was put together."""
     rows: list[tuple[Sequence, int, bool]] = field(default_factory=list)
     """Sequence, how many rows, whether a token is sampled after them."""
     decode_rows: int = 0

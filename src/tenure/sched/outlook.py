@@ -1,0 +1,87 @@
+"""When a request would start: the queue is played forward with what was learned of costs and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+
+from tenure.sched.sequence import Job, Phase, Sequence
+from tenure.sched.step import CostModel
+
+LEARN = 0.1
+MOST = 256
+"""Waiting sequences that are played forward one by one; what is behind them is taken to go on at their pace."""
+
+
+class Outlook:
+    """Predicts starts, in seconds. Learns how long answers are: of those whose client named a limit as a part of that
+    limit, of others in tokens."""
+
+    def __init__(self, costs: CostModel, block_tokens: int, max_num_seqs: int) -> None:
+        self._costs = costs
+        self._size = block_tokens
+        self._max_seqs = max_num_seqs
+        self._tokens = 128.0
+        self._part = 0.75
+
+    def learn(self, job: Job) -> None:
+        """A request has ended."""
+        got = job.sequences[0].generated
+        if job.clamped:
+            self._tokens += LEARN * (got - self._tokens)
+        else:
+            self._part += LEARN * (got / job.granted - self._part)
+
+    def start_s(self, running: Iterable[Sequence], waiting: Iterable[Sequence], available: int, needed: int) -> float:
+        """Seconds until one that needs `needed` blocks starts behind all of `waiting`, when `available` blocks are free
+        or evictable now."""
+        ends: list[tuple[float, int]] = []
+        ms = 0.0
+        for seq in running:
+            left = self._left(seq)
+            held = 0 if seq.lease is None else len(seq.lease.blocks)
+            final = max(held, self._blocks(len(seq.tokens) + left))
+            available -= final - held
+            ends.append((left, final))
+            if seq.phase is Phase.PREFILL:
+                ms += self._costs.prefill * seq.pending
+        heapify(ends)
+        at, played, behind = 0.0, 0, 0
+
+        def free(wants: int) -> None:
+            """Play on until a slot and so many blocks are free."""
+            nonlocal ms, at, available
+            while ends and (len(ends) >= self._max_seqs or wants > available):
+                end, freed = heappop(ends)
+                ms += (end - at) * self._costs.predict(len(ends) + 1, 0.0)
+                at = end
+                available += freed
+
+        for seq in waiting:
+            if played == MOST:
+                behind += 1
+                continue
+            played += 1
+            left = self._left(seq)
+            wants = self._blocks(len(seq.tokens) + left)
+            free(wants)
+            ms += self._costs.prefill * (1 if seq.index else seq.pending)
+            available -= wants
+            heappush(ends, (at + left, wants))
+        free(needed)
+        return 1e-3 * ms * (1.0 + behind / max(1, played))
+
+    def prefill_s(self, start: int, tokens: int) -> float:
+        """Seconds to compute a prompt's `tokens` behind `start` ones that are held, and to choose a token."""
+        weight = self._costs.weight(start, tokens)
+        return 1e-3 * self._costs.predict(0.0, weight)
+
+    def _left(self, seq: Sequence) -> float:
+        """Tokens that are still to come."""
+        job = seq.job
+        whole = min(self._tokens, job.granted) if job.clamped else self._part * job.granted
+        beyond = 0.5 * min(whole, job.granted - seq.generated)  # longer than expected: half as much again
+        return max(1.0, whole - seq.generated, beyond)
+
+    def _blocks(self, tokens: float) -> int:
+        return -(-int(tokens) // self._size)

@@ -1,0 +1,146 @@
+"""Who gets blocks: leases for those that start, growth for those that run; and what a shortage asks of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tenure.cache.kvcache import KvCache
+from tenure.cache.lease import Grant
+from tenure.cache.pins import Pins
+from tenure.cache.plan import Ask, Plan, Shortfall
+from tenure.errors import Corrupt
+from tenure.policy.base import Load, Pause, PressurePolicy, RunningView, TenantLoad, Wait
+from tenure.sched.fair import Account, WaitingQueue
+from tenure.sched.sequence import Sequence
+from tenure.types import LimitCause, SeqId
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """No room, and nobody can give way: the sequence ends."""
+
+    cause: LimitCause
+
+
+class Room:
+    """Asks the cache, the ladder and the tenants' limits; carries out what gives blocks, never what takes them."""
+
+    def __init__(
+        self, cache: KvCache, pins: Pins, queue: WaitingQueue, running: Mapping[SeqId, Sequence], block_bytes: int
+    ) -> None:
+        self._cache = cache
+        self._pins = pins
+        self._queue = queue
+        self._running = running
+        self._block_bytes = block_bytes
+        self._size = cache.block_tokens
+
+    # --- ask ---------------------------------------------------------------------------------------------------------
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self._size)
+
+    def held_by(self, tenant: str) -> int:
+        """Blocks that a tenant's running sequences hold, shared ones counted for each."""
+        return sum(len(seq.lease.blocks) for seq in self._running.values() if seq.lease and seq.tenant == tenant)
+
+    def most_of(self, account: Account) -> int | None:
+        """Blocks that a tenant's running sequences may hold together."""
+        limit = account.tenant.max_kv_bytes
+        return None if limit is None else limit // self._block_bytes
+
+    def tenant_loads(self) -> dict[str, TenantLoad]:
+        """Of the tenants with limits that admission judges by."""
+        return {
+            account.name: TenantLoad(account.new, account.new_tokens, account.tenant.max_queued_tokens, most)
+            for account in self._queue.accounts.values()
+            if (most := self.most_of(account)) is not None or account.tenant.max_queued_tokens is not None
+        }
+
+    def view(self, seq: Sequence) -> RunningView:
+        """What the pressure policy sees of a running sequence."""
+        job = seq.job
+        held = 0 if seq.lease is None else len(seq.lease.blocks)
+        freed = 0 if seq.lease is None else self._cache.freed_by(seq.lease)
+        return RunningView(
+            seq=seq.id,
+            request=job.request.id,
+            priority=job.request.priority,
+            arrived=job.arrived,
+            started=seq.started,
+            tokens=len(seq.tokens),
+            blocks_freed_if_paused=freed,
+            recompute_tokens=max(0, seq.computed - self._size * (held - freed)),  # what is shared, others keep
+            progress_since_resume=len(seq.tokens) - seq.resumed_at,
+            pauses=seq.pauses,
+            served=self._queue.account(seq.tenant).counter,
+        )
+
+    # --- do ----------------------------------------------------------------------------------------------------------
+
+    def lease(self, seq: Sequence, limit: int, now: float) -> Grant | None:
+        """Blocks for a sequence that starts, and one more to grow into, while the pool's leased blocks stay within
+        `limit`; for a lone one, what it needs is enough. None: too few for now."""
+        scope, lone = seq.job.request.scope, not self._running
+        plan = self._cache.plan(Ask(scope, seq.tokens, seq.room(self._size)), now)
+        while lone and isinstance(plan, Shortfall):
+            plan = self._cache.plan(Ask(scope, seq.tokens, len(seq.tokens)), now)
+            if isinstance(plan, Shortfall) and not self._pins.revoke(now):
+                raise Corrupt(f"nothing runs, but sequence {seq.id} of {len(seq.tokens)} tokens does not fit: {plan}")
+        if isinstance(plan, Shortfall):
+            return None
+        if not lone and self._cache.counts().leased + plan.leases > limit:
+            return None
+        return self._cache.apply(plan, now)
+
+    def within_tenant(self, seq: Sequence) -> bool:
+        """Whether its tenant's limits let a sequence start."""
+        account = self._queue.account(seq.tenant)
+        if not account.may_start(seq):
+            return False
+        most = self.most_of(account)
+        if most is None or not account.running:
+            return True
+        return self.held_by(seq.tenant) + self.blocks(seq.room(self._size)) <= most
+
+    def grow(self, seq: Sequence, pressure: PressurePolicy, load: Callable[[], Load], now: float) -> Pause | End | None:
+        """A block for the next row of `seq`: None when it has it; else who must give way first, or that it ends."""
+        if seq.lease is None:
+            raise Corrupt(f"sequence {seq.id} runs without a lease")
+        plan = self._cache.plan(Ask(seq.job.request.scope, seq.tokens, len(seq.tokens), seq.lease), now)
+        own = self._over_own_limit(seq)
+        short = own or (plan if isinstance(plan, Shortfall) else self._over_ladder(plan, pressure))
+        if short is not None:
+            peers = [other for other in self._running.values() if own is None or other.tenant == seq.tenant]
+            verdict = pressure.relieve(short, [self.view(peer) for peer in peers], load())
+            if isinstance(verdict, Pause) and len(peers) > 1 and verdict.seq in self._running:
+                return verdict
+            if isinstance(verdict, Wait) and short.is_hard and len(peers) > 1:
+                # Waiting while holding blocks could leave everyone waiting for everyone: it waits in the queue.
+                return Pause(seq.id, verdict.reason)
+            if own is not None:
+                return End("tenant_kv")
+        while isinstance(plan, Shortfall):
+            if len(self._running) > 1 or not self._pins.revoke(now):
+                return End("pool")
+            plan = self._cache.plan(Ask(seq.job.request.scope, seq.tokens, len(seq.tokens), seq.lease), now)
+        seq.lease = self._cache.apply(plan, now).lease
+        return None
+
+    def _over_own_limit(self, seq: Sequence) -> Shortfall | None:
+        """Its tenant holds all it may."""
+        account = self._queue.account(seq.tenant)
+        most = self.most_of(account)
+        if most is None or (held := self.held_by(seq.tenant)) < most:
+            return None
+        return Shortfall(1, 0, 0, f"tenant {account.name!r} holds {held} of {most} blocks")
+
+    def _over_ladder(self, plan: Plan, pressure: PressurePolicy) -> Shortfall | None:
+        """There are blocks, but a step of the ladder comes first."""
+        counts = self._cache.counts()
+        limit = pressure.limit(counts.total)
+        if counts.leased + plan.takes <= limit:
+            return None
+        reason = f"{counts.leased} of {counts.total} blocks are leased, {pressure.name} lets {limit} be"
+        return Shortfall(plan.takes, counts.free, counts.cached, reason)
