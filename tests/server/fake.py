@@ -13,7 +13,7 @@ from typing import Any
 
 from tenure.errors import InvalidRequest, RequestError
 from tenure.events import FactLog, RequestDone, RequestQueued, RequestRefused, RequestStarted, StepDone, TokenFirst
-from tenure.server.serves import Health, ModelCard, Prompt
+from tenure.server.serves import Change, Health, ModelCard, Prompt
 from tenure.types import (
     Done,
     Finish,
@@ -23,6 +23,8 @@ from tenure.types import (
     Logprob,
     Miss,
     Piece,
+    Pin,
+    PinReceipt,
     PoolCounts,
     Receipt,
     Request,
@@ -33,6 +35,7 @@ from tenure.types import (
     Token,
     Usage,
 )
+from tenure.views import ConversationView, Forecast
 
 BOS = 256
 VOCAB = 300
@@ -68,6 +71,12 @@ class Script:
     """The iteration ends without a Done."""
     broken: str | None = None
     """The iteration raises after its first piece."""
+
+
+def _pinned(pin: Pin) -> PinReceipt:
+    """Pins of whole blocks of 32 tokens are granted."""
+    tokens = pin.end_token // 32 * 32
+    return PinReceipt(pin.end_token, tokens > 0, tokens, 10 * tokens, pin.ttl_s, None if tokens else "nothing to pin")
 
 
 @dataclass
@@ -156,6 +165,9 @@ class FakeServes:
         self.state = Health(True, True, None)
         self.dropped = 3
         self.waiting = 2
+        self.planned: Request | None = None
+        self.talks: list[ConversationView] = []
+        self.changes: list[tuple[str, str, Change, float]] = []
         self.now = 100.0
 
     @property
@@ -227,6 +239,20 @@ class FakeServes:
     def health(self) -> Health:
         return self.state
 
+    async def forecast(self, request: Request) -> Forecast:
+        self.planned = request
+        size = len(request.tokens)
+        return Forecast(True, True, "it fits", 32, size - 32, size // 32 + 1, 2, 64, 0.25, 0.5)
+
+    async def conversations(self, tenant: str | None) -> list[ConversationView]:
+        return [view for view in self.talks if tenant in (None, view.tenant)]
+
+    async def change_conversation(self, tenant: str, id: str, change: Change, ttl_s: float) -> int:
+        self.changes.append((tenant, id, change, ttl_s))
+        if change == "delete":
+            self.talks = [view for view in self.talks if (view.tenant, view.id) != (tenant, id)]
+        return 5
+
     def reset_prefix_cache(self) -> int:
         return self.dropped
 
@@ -264,6 +290,7 @@ class FakeServes:
             limit_cause=cause,
             max_tokens_requested=None if handle.script.granted is None else request.sampling.max_tokens,
             max_tokens_granted=handle.script.granted,
+            pins=tuple(_pinned(pin) for pin in request.pins),
         )
         usage = Usage(prompt, made, cached)
         timings = Timings(prompt - cached, 20.0, made, 100.0, cached, 4.0)

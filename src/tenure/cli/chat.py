@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tenure.cli.options import complain, takes
+from tenure.cli.seen import history, in_words
 from tenure.config import Resolved
 from tenure.errors import ConfigError
 
 if TYPE_CHECKING:
     import httpx
 
-HELP = """/new   start over: a fresh conversation
-/kv    what the KV cache holds
-/quit  leave (also Ctrl-D); Ctrl-C stops an answer, not the program
-/help  this"""
+HELP = """/new      start over: a fresh conversation
+/history  what was said, and what of it the model can no longer see
+/kv       what the KV cache holds
+/quit     leave (also Ctrl-D); Ctrl-C stops an answer, not the program
+/help     this"""
 
 BAR = {"leased": "#", "cached": "="}
 
@@ -35,7 +37,7 @@ System = Annotated[str | None, typer.Option("--system", help="A system prompt.")
 
 @takes(
     "model", "weights", "max_model_len", "memory", "kv_cache_memory_bytes", "kv_cache_dtype", "max_step_ms",
-    "api_key", "request_timeout", "threads", "isa",
+    "api_key", "request_timeout", "threads", "isa", "overflow", "trim_steps",
 )  # fmt: skip
 def chat(
     resolved: Resolved,
@@ -46,13 +48,15 @@ def chat(
 ) -> int:
     """Talk to a model in the terminal."""
     settings = resolved.settings
+    # Someone who talks wants to go on talking: without a word from the user the oldest turns go, and it is told.
+    overflow = "trim" if resolved.sources["overflow"] == "default" else settings.overflow
     with contextlib.ExitStack() as stack:
         if url is None:
             from tenure.cli.local import local_server
 
             url = stack.enter_context(local_server(settings))
         client = stack.enter_context(connect(url, settings.api_key, settings.request_timeout))
-        talk = Talk(client, model_of(client), max_tokens, temperature, system)
+        talk = Talk(client, model_of(client), max_tokens, temperature, system, overflow)
         return loop(talk)
 
 
@@ -86,9 +90,12 @@ class Talk:
     max_tokens: int
     temperature: float
     system: str | None
+    overflow: str = "trim"
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
     messages: list[dict[str, str]] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
+    forgotten: list[dict[str, Any]] = field(default_factory=list)
+    """What the model did not see when it answered last, as the receipt says."""
 
     def __post_init__(self) -> None:
         self.reset()
@@ -97,6 +104,7 @@ class Talk:
         """Begin a new conversation; the old one's blocks stay cached until they are evicted."""
         self.session = uuid.uuid4().hex
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self.forgotten = []
 
     def ask(self, question: str) -> Iterator[str]:
         """Stream the answer; afterwards `last` has usage, kv, timings, finish_reason and ttft_s."""
@@ -107,6 +115,7 @@ class Talk:
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "session_id": self.session,
+            "overflow": self.overflow,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -139,6 +148,8 @@ class Talk:
         for name in ("usage", "kv", "timings"):
             if chunk.get(name):
                 self.last[name] = chunk[name]
+        if "prompt_tokens" in (chunk.get("kv") or {}):  # the receipt, and no event on the way
+            self.forgotten = chunk["kv"].get("forgotten", [])
         for choice in chunk.get("choices", ()):
             if choice.get("finish_reason"):
                 self.last["finish_reason"] = choice["finish_reason"]
@@ -176,6 +187,8 @@ def turn(talk: Talk, line: str, terminal: bool) -> None:
     elif line == "/new":
         talk.reset()
         print("(a new conversation)")
+    elif line == "/history":
+        print(history(talk.messages, talk.forgotten))
     elif line == "/kv":
         print(kv_lines(talk.client.get("/v1/kv").json()))
     elif line.startswith("/"):
@@ -188,6 +201,7 @@ def answer(talk: Talk, question: str, terminal: bool) -> None:
     """Print the answer as it comes, then one line of numbers."""
     import httpx
 
+    before = in_words(talk.last.get("kv", {}), talk.messages)
     pieces = talk.ask(question)
     try:
         for words in pieces:
@@ -207,6 +221,9 @@ def answer(talk: Talk, question: str, terminal: bool) -> None:
     print()
     numbers = numbers_line(talk.last)
     print(f"\033[2m{numbers}\033[0m" if terminal else numbers, flush=True)
+    news = in_words(talk.last.get("kv", {}), talk.messages)
+    if news and news != before:
+        print(f"\n{news} /history shows it.", flush=True)
 
 
 def numbers_line(last: dict[str, Any]) -> str:

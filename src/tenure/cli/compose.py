@@ -64,6 +64,7 @@ def compose(settings: Settings) -> Iterator[Composed]:
             kv_cache_bytes=granted.kv_cache_bytes,
             kv_codec=codec_name(settings),
             eviction=settings.eviction,
+            pressure=settings.pressure,
             overflow=settings.overflow,
             trim_steps=settings.trim_steps,
             tenants=tenants,

@@ -34,6 +34,7 @@ class EngineSettings:
     max_queued_requests: int = 256
     max_queued_tokens: int = 1_000_000
     eviction: str = "lru"
+    pressure: str = "pause@95%"
     overflow: Overflow = "refuse"
     trim_steps: int = 4
     tenants: Tenants = field(default_factory=Tenants)

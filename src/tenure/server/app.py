@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tenure.errors import Internal, InvalidRequest, MethodNotAllowed, NotFound, RequestError
+from tenure.server.conversations import Conversations
 from tenure.server.feed import Feed
 from tenure.server.guards import Bodies, Keys, RequestIds
 from tenure.server.metrics import Metrics
@@ -49,9 +50,6 @@ UNBUILT = [
     "/classify",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
-    "/v1/kv/conversations",
-    "/v1/kv/conversations/{rest:path}",
-    "/v1/kv/plan",
 ]
 
 
@@ -67,6 +65,7 @@ def create_app(serves: Serves, settings: ServerSettings) -> Starlette:
         Route("/v1/models/{id:path}", openai.model, methods=["GET"]),
         Route("/v1/kv", ops.kv, methods=["GET"]),
         Route("/v1/kv/events", feed.events, methods=["GET"]),
+        *Conversations(serves, texts).routes(),
         Route("/health", ops.health, methods=["GET"]),
         Route("/ping", ops.health, methods=["GET", "POST"]),
         Route("/ready", ops.ready, methods=["GET"]),

@@ -15,6 +15,7 @@ from tenure.server.body import Strict, validate
 from tenure.server.caller import Caller
 from tenure.server.guides import read_guide
 from tenure.server.logprobs import TokenBytes
+from tenure.server.pins import read_pins
 from tenure.server.serves import Prompt, Serves
 from tenure.server.trim import fit, slide
 from tenure.server.unbuilt import CHAT, COMPLETION, refuse_unbuilt
@@ -240,6 +241,7 @@ def chat_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) -> Ask:
     max_tokens = body.max_completion_tokens or body.max_tokens
     sampling = _sampling(serves, body, max_tokens, logprobs, read_guide(serves, fields))
     prompt = render(serves, body, caller, max_tokens)
+    prompt = replace(prompt, pins=read_pins(fields["messages"], prompt.spans))
     return _ask(serves, body, [prompt], "chat", caller, sampling)
 
 
@@ -352,6 +354,7 @@ def _ask(
             spans=prompt.spans,
             overflow=overflow_of(serves, body),
             forgotten=prompt.forgotten,
+            pins=prompt.pins,
         )
         for number, prompt in enumerate(prompts)
     ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tenure.events import FactLog
-from tenure.types import Done, Forgotten, Guide, Piece, Request, Scope, Snapshot, Span, Token
+from tenure.types import Done, Forgotten, Guide, Piece, Pin, Request, Scope, Snapshot, Span, Token
+from tenure.views import ConversationView, Forecast
+
+Change = Literal["delete", "pin", "unpin", "pause", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Prompt:
     tokens: tuple[Token, ...]
     spans: tuple[Span, ...]
     forgotten: tuple[Forgotten, ...] = ()
+    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,19 @@ class Serves(Protocol):
     def stats(self) -> Snapshot: ...
 
     def health(self) -> Health: ...
+
+    async def forecast(self, request: Request) -> Forecast:
+        """What would become of a request that came now; nothing is done."""
+        ...
+
+    async def conversations(self, tenant: str | None) -> Sequence[ConversationView]:
+        """Those of a tenant, or everybody's for None; the last used first."""
+        ...
+
+    async def change_conversation(self, tenant: str, id: str, change: Change, ttl_s: float) -> int:
+        """Do something to a conversation; blocks dropped, pinned or unpinned. NotFound when it is gone by now; a pin
+        that would exceed the tenant's budget is an InvalidRequest."""
+        ...
 
     def reset_prefix_cache(self) -> int:
         """Drop all unleased blocks; the number dropped."""
