@@ -55,8 +55,8 @@ def chain_of(start: Key, tokens: Sequence[Token], block_tokens: int) -> list[Key
 
 
 class Roots:
-    """Where chains start. Blocks that lie wholly inside a declared prefix belong to all tenants: they start at a root of
-    their own, and what comes behind them starts anew at a root that names both the tenant and the last of them."""
+    """Where chains start. Blocks that lie wholly inside a declared prefix belong to all tenants: they start at a root
+    of their own, and what comes behind them starts anew at a root that names both the tenant and the last of them."""
 
     def __init__(self, block_tokens: int, shared: Sequence[Sequence[Token]] = ()) -> None:
         """`shared`: the declared prefixes."""
