@@ -155,7 +155,7 @@ TENSORS = {
     "half a block": ([tensor(b"t", [33], 8, 0)], BrokenFile, "impossible shape"),
     "five dimensions": ([text(b"t") + struct.pack("<I5QIQ", 5, 1, 1, 1, 1, 1, 0, 0)], BrokenFile, "5 dimensions"),
     "twice": ([tensor(b"t", [1], 0, 0)] * 2, BrokenFile, "t occurs twice"),
-    "Q6_K": ([tensor(b"t", [256], 14, 0)], UnsupportedModel, "type Q6_K.*supported: F32, F16, Q4_0, Q4_1, Q8_0, BF16"),
+    "Q8_K": ([tensor(b"t", [256], 15, 0)], UnsupportedModel, "type Q8_K.*supported: F32, F16, Q4_0"),
     "type 99": ([tensor(b"t", [256], 99, 0)], UnsupportedModel, "type number 99"),
 }
 

@@ -199,8 +199,8 @@ def test_fused_matrices_of_mixed_types(tmp_path: Path) -> None:
     assert "f32 (Q4_1+F16)" in made.weights
     source = sources.GgufSource(path)
     parts = fused("qkv")
-    whole = loader.weights.to_f32(loader._matrix(source, parts, "auto"))
-    apart = [loader.weights.to_f32(loader._matrix(source, [part], "auto")) for part in parts]
+    whole = loader.weights.to_f32(loader._matrix(source, parts, "auto")[0])
+    apart = [loader.weights.to_f32(loader._matrix(source, [part], "auto")[0]) for part in parts]
     assert np.array_equal(whole, np.concatenate(apart))
 
 

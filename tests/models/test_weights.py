@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tenure.models import weights
+from tenure.models import kquants, weights
 from tenure.models.weights import Matrix
 
 
@@ -51,6 +51,46 @@ def blocks(kind: str, seed: int) -> Matrix:
     quant = gguf.GGMLQuantizationType[kind]
     data = np.random.default_rng(seed).standard_normal((4, 64)).astype(np.float32)
     return weights.decode(np.ascontiguousarray(gguf.quantize(data, quant)).view(np.uint8), kind)
+
+
+HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q5_0": (0,),
+          "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,)}  # fmt: skip
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> weights.Bytes:
+    """Rows of a K-quant of random bits, but scales that are numbers; gguf-py can read these types, not write them."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (rows * columns // block, size), np.uint8)
+    for at in HALVES[kind]:
+        raw[:, at : at + 2] = rng.uniform(1e-4, 1e-3, (len(raw), 1)).astype(np.float16).view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", sorted(kquants.KINDS))
+def test_k_quants_mean_what_gguf_py_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact values bit for bit; what is kept within the rounding of its format, whatever the chunks."""
+    raw = random_blocks(kind, 12, 512)
+    want = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(kquants.dequantise(raw, kind), want)
+    assert np.array_equal(weights.to_f32(weights.decode(raw, kind, "f32")), want)
+    kept = weights.decode(raw, kind)
+    monkeypatch.setattr(kquants, "_BYTES", 1000)
+    again = weights.decode(raw, kind)
+    assert np.array_equal(kept.values, again.values)
+    error = np.linalg.norm(weights.to_f32(kept) - want) / np.linalg.norm(want)
+    assert error <= {"IQ4_NL": 0, "Q5_0": 0, "Q4_K": 5e-4, "IQ4_XS": 5e-4}.get(kind, 6e-3)
+    assert kept.label == f"{'int4' if kind == 'Q4_K' else 'int8'} ({kind})"
+
+
+def test_k_quants_of_two_kinds_in_one_matrix() -> None:
+    stored = [(random_blocks("Q4_K", 20, 256), "Q4_K"), (random_blocks("Q6_K", 8, 256), "Q6_K")]
+    made = weights.stack([weights.decode(*part) for part in stored])
+    assert made.label == "int8 (Q4_K+Q6_K)"
+    lost, whole = weights.sampled_error(made, stored)
+    want = np.concatenate([kquants.dequantise(*part) for part in stored])
+    measured = np.linalg.norm(weights.to_f32(made) - want) / np.linalg.norm(want)
+    assert measured / 2 < (lost / whole) ** 0.5 < 2 * measured < 0.02
 
 
 @pytest.mark.parametrize(

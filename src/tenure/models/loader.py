@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from tenure import _native
 from tenure.errors import UnsupportedModel
 from tenure.models import weights
 from tenure.models.families import Config
+from tenure.models.kquants import KINDS
 from tenure.models.sources import FUSED, Source, check_tensors, norm_sizes, open_source
 from tenure.models.template import ChatTemplate
 from tenure.models.tokenizer import Tokenizer
@@ -25,6 +27,7 @@ from tenure.spec import ModelShape
 
 Weights = Literal["auto", "f32", "bf16", "int8", "int4"]
 Progress = Callable[[str, float], None]
+log = logging.getLogger("tenure.models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,15 @@ class Model:
     eos_ids: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What became of a matrix: format and stored type, and, when rounded, the squares of what it lost and of it all."""
+
+    label: str
+    lost: float = 0.0
+    whole: float = 0.0
+
+
 def load(
     source: str,
     *,
@@ -56,7 +68,8 @@ def load(
 ) -> Model:
     """A model ready to run. `source`: a .gguf file, a Hugging Face directory or a hub id. Raises ModelError.
 
-    `weights`: `auto` keeps the 4 and 8 bit blocks of a GGUF bit for bit and rounds the rest to bf16. `threads` 0: all
+    `weights`: `auto` keeps the 4 and 8 bit blocks of a GGUF bit for bit, its K-quants as what is nearest of ours (the
+    log says how near), and rounds floats to bf16. `threads` 0: all
     cores. `context`: no sequence will be longer (None: than the model allows); it chooses between rope
     factors for short and for long contexts. `progress` is told a stage and the fraction of the whole that is done.
     """
@@ -68,7 +81,9 @@ def load(
     told("tokenizer", 0.05)
     text, chat = opened.texts()
     decoder = _new_decoder(config, kv_codec, threads)
-    chosen = [label for label, _ in Counter(_feed(opened, decoder, weights, threads, told)).most_common()]
+    kept = list(_feed(opened, decoder, weights, threads, told))
+    chosen = [label for label, _ in Counter(one.label for one in kept).most_common()]
+    _tell_losses(opened, kept)
     told("ready", 1.0)
     return Model(
         name=opened.info.name,
@@ -113,47 +128,63 @@ def _new_decoder(config: Config, kv_codec: str, threads: int) -> _native.Decoder
     )
 
 
-def _feed(source: Source, decoder: _native.Decoder, wanted: Weights, threads: int, told: Progress) -> Iterator[str]:
-    """Give the decoder every tensor, a layer per thread; yields the format of each matrix."""
+def _tell_losses(source: Source, kept: Sequence[Kept]) -> None:
+    """Say in the log what a type of the file lost on its way into one of our formats."""
+    for label in dict.fromkeys(one.label for one in kept if one.whole):
+        lost = sum(one.lost for one in kept if one.label == label)
+        whole = sum(one.whole for one in kept if one.label == label)
+        log.info("%s: kept as %s, relative error %.2g", source.info.source, label, (lost / whole) ** 0.5)
+
+
+def _feed(source: Source, decoder: _native.Decoder, wanted: Weights, threads: int, told: Progress) -> Iterator[Kept]:
+    """Give the decoder every tensor, a layer per thread; yields what became of each matrix."""
     layers = source.info.shape.layers
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
         edges = pool.submit(_feed_edges, source, decoder, wanted)
-        for i, labels in enumerate(pool.map(lambda i: _feed_layer(source, decoder, wanted, i), range(layers))):
+        for i, kept in enumerate(pool.map(lambda i: _feed_layer(source, decoder, wanted, i), range(layers))):
             told("weights", 0.1 + 0.9 * i / layers)
-            yield from labels
+            yield from kept
         yield from edges.result()
 
 
-def _feed_edges(source: Source, decoder: _native.Decoder, wanted: Weights) -> list[str]:
+def _feed_edges(source: Source, decoder: _native.Decoder, wanted: Weights) -> list[Kept]:
     """The matrices before the first and after the last layer."""
     # Four bits cost these more quality than they save bytes, so they keep eight; GGUF files do the same.
     target: Weights = "int8" if wanted == "int4" else wanted
-    table = _matrix(source, ["embedding"], target)
+    table, kept_table = _matrix(source, ["embedding"], target)
     decoder.set_embedding(table.format, table.values, table.scale, table.min)
     decoder.set_norm("norm", _norm(source, "norm"))
     if "lm_head" not in source.tensors:
-        return [table.label]
-    head = _matrix(source, ["lm_head"], target)
+        return [kept_table]
+    head, kept_head = _matrix(source, ["lm_head"], target)
     decoder.set_linear("lm_head", head.format, head.values, head.scale, head.min)
-    return [table.label, head.label]
+    return [kept_table, kept_head]
 
 
-def _feed_layer(source: Source, decoder: _native.Decoder, wanted: Weights, layer: int) -> list[str]:
-    labels = []
+def _feed_layer(source: Source, decoder: _native.Decoder, wanted: Weights, layer: int) -> list[Kept]:
+    every = []
     for name in norm_sizes(source.info.config):
         decoder.set_norm(f"layers.{layer}.{name}", _norm(source, f"layers.{layer}.{name}"))
     for name, parts in FUSED.items():
         names = [f"layers.{layer}.{part}" for part in parts]
-        made = _matrix(source, names, wanted)
+        made, kept = _matrix(source, names, wanted)
         bias = _bias(source, names)
         decoder.set_linear(f"layers.{layer}.{name}", made.format, made.values, made.scale, made.min, bias)
-        labels.append(made.label)
-    return labels
+        every.append(kept)
+    return every
 
 
-def _matrix(source: Source, names: Sequence[str], target: Weights) -> Matrix:
-    """The tensors `names` stacked, in the format wanted. Under `auto` plain floats become bf16, blocks stay."""
-    parts = [weights.decode(source.tensors[name].bytes(), source.tensors[name].type) for name in names]
+def _matrix(source: Source, names: Sequence[str], target: Weights) -> tuple[Matrix, Kept]:
+    """The tensors `names` stacked, in the format wanted; and what they lost when the file's type is none of ours."""
+    stored = [(source.tensors[name].bytes(), source.tensors[name].type) for name in names]
+    made = _convert(source, names, [weights.decode(raw, kind, target) for raw, kind in stored], target)
+    if not any(kind in KINDS for _, kind in stored):
+        return made, Kept(made.label)
+    return made, Kept(made.label, *weights.sampled_error(made, stored))
+
+
+def _convert(source: Source, names: Sequence[str], parts: Sequence[Matrix], target: Weights) -> Matrix:
+    """Under `auto` plain floats become bf16, blocks stay."""
     if target == "auto":
         floats = all(part.format in ("f32", "bf16") for part in parts)
         return weights.stack([weights.convert(part, "bf16") for part in parts] if floats else parts)

@@ -1,7 +1,8 @@
 """Weight matrices on their way from a file to the decoder: decode, convert, stack. Vectorised; no row loops.
 
 All quantised values are in groups of 32 along a row: int8 is `scale * q`, int4 is `scale * q + min` with q in 0..15,
-scale and min being f16 kept as their bits (u16). GGUF's Q8_0, Q4_0 and Q4_1 become these without losing a bit.
+scale and min being f16 kept as their bits (u16). GGUF's Q8_0, Q4_0 and Q4_1 become these without losing a bit; see
+kquants for its other types.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tenure.models import kquants
 
 Format = Literal["f32", "bf16", "int8", "int4"]
 FORMATS: tuple[Format, ...] = ("f32", "bf16", "int8", "int4")
@@ -39,14 +42,27 @@ class Matrix:
     def shape(self) -> tuple[int, int]:
         return self.values.shape[0], self.values.shape[1]
 
+    def rows(self, index: NDArray[np.int64]) -> Matrix:
+        """Some of its rows."""
+        scale, low = (None if part is None else part[index] for part in (self.scale, self.min))
+        return Matrix(self.format, self.values[index], scale, low, self.stored)
+
     @property
     def label(self) -> str:
         return f"{self.format} ({self.stored})"
 
 
-def decode(raw: Bytes, kind: str) -> Matrix:
-    """The matrix whose rows are stored in `raw` (u8[n, bytes per row]) as `kind` (a GGUF or safetensors type)."""
+def decode(raw: Bytes, kind: str, target: str = "auto") -> Matrix:
+    """The matrix whose rows are stored in `raw` (u8[n, bytes per row]) as `kind` (a GGUF or safetensors type).
+
+    K-quants and their kin become the nearest of our formats, unless `target` names another one: then f32, so that
+    they are rounded once.
+    """
     n = raw.shape[0]
+    if kind in kquants.KINDS:
+        if target not in ("auto", kquants.kept_as(kind)):
+            return Matrix("f32", kquants.dequantise(raw, kind), stored=kind)
+        return Matrix(kquants.kept_as(kind), *kquants.keep(raw, kind), stored=kind)
     if kind == "F32":
         return Matrix("f32", raw.view("<f4"), stored=kind)
     if kind == "F16":
@@ -106,8 +122,9 @@ def convert(matrix: Matrix, target: Format) -> Matrix:
         return Matrix("bf16", round_bf16(values), stored=matrix.stored)
     n, k = matrix.shape
     groups = values.reshape(n, k // GROUP, GROUP)
-    quantise = _quantise_int8 if target == "int8" else _quantise_int4
-    q, scale, low = quantise(groups)
+    if target == "int8":
+        return Matrix(target, *kquants.round_int8(groups), stored=matrix.stored)
+    q, scale, low = _quantise_int4(groups)
     return Matrix(target, q.reshape(n, k), scale, low, stored=matrix.stored)
 
 
@@ -121,41 +138,47 @@ def round_bf16(values: F32) -> U16:
     return rounded
 
 
-def _quantise_int8(groups: F32) -> tuple[NDArray[np.int8], U16, None]:
-    """Symmetric: the largest magnitude of a group becomes ±127."""
-    scale = (np.abs(groups).max(axis=2) / np.float32(127)).astype(np.float16)
-    q = np.rint(groups * _inverse(scale)[:, :, None]).clip(-127, 127).astype(np.int8)
-    return q, scale.view(np.uint16), None
-
-
 def _quantise_int4(groups: F32) -> tuple[Bytes, U16, U16]:
     """The smallest value of a group becomes 0, the largest 15; rounded against the f16 scale that is stored."""
     low = groups.min(axis=2).astype(np.float16)
     span = groups.max(axis=2) - low.astype(np.float32)
     scale = (span / np.float32(15)).astype(np.float16)
-    q = np.rint((groups - low.astype(np.float32)[:, :, None]) * _inverse(scale)[:, :, None])
+    q = np.rint((groups - low.astype(np.float32)[:, :, None]) * kquants.inverse(scale)[:, :, None])
     return q.clip(0, 15).astype(np.uint8), scale.view(np.uint16), low.view(np.uint16)
 
 
-def _inverse(scale: NDArray[np.float16]) -> F32:
-    wide = scale.astype(np.float32)
-    return np.divide(1, wide, out=np.zeros_like(wide), where=wide != 0)
-
-
 def common_format(parts: Sequence[Matrix]) -> Format:
-    """The narrowest format that holds all parts without loss; a fused matrix has one format."""
+    """The narrowest format that holds all parts without loss; a fused matrix has one format.
+
+    Beside a part that lost something on its way here, four bits may become eight with as little loss.
+    """
     formats = {part.format for part in parts}
     if len(formats) == 1:
         return parts[0].format
-    if formats == {"int8", "int4"} and all(p.stored in ("Q8_0", "Q4_0") for p in parts):
+    lossy = any(part.stored in kquants.KINDS for part in parts)
+    if formats == {"int8", "int4"} and (lossy or all(p.format == "int8" or p.stored == "Q4_0" for p in parts)):
         return "int8"
     return "f32"
+
+
+def sampled_error(kept: Matrix, parts: Sequence[tuple[Bytes, str]]) -> tuple[float, float]:
+    """Squares of what `kept` lost of its parts (rows as stored, their type), and of their values, over some rows."""
+    lost = whole = 0.0
+    start = 0
+    for raw, kind in parts:
+        rows = np.unique(np.linspace(0, len(raw) - 1, 16).astype(np.int64))
+        exact = kquants.dequantise(raw[rows], kind) if kind in kquants.KINDS else to_f32(decode(raw[rows], kind))
+        ours = to_f32(kept.rows(start + rows))
+        lost += float(np.square(ours - exact, dtype=np.float64).sum())
+        whole += float(np.square(exact, dtype=np.float64).sum())
+        start += len(raw)
+    return lost, whole
 
 
 def stack(parts: Sequence[Matrix]) -> Matrix:
     """The parts one above the other, in their common format."""
     target = common_format(parts)
-    same = [_shift_int4(p) if target == "int8" and p.format == "int4" else convert(p, target) for p in parts]
+    same = [_shift_int4(p) if target == "int8" and p.stored == "Q4_0" else convert(p, target) for p in parts]
     stored = "+".join(dict.fromkeys(p.stored for p in parts))
     if len(same) == 1:
         return Matrix(target, same[0].values, same[0].scale, same[0].min, stored)
