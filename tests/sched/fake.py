@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+from tenure.cache.ghosts import Ghosts
 from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
 from tenure.clock import LogicalClock
@@ -12,7 +14,8 @@ from tenure.policy.registry import admission, eviction, pressure
 from tenure.sched.scheduler import News, Scheduler, SchedulerLimits
 from tenure.sched.step import CostModel
 from tenure.spec import codec
-from tenure.types import Request, Rows, Sampling, Scope, StepPlan, StepResult
+from tenure.tenants import Tenants
+from tenure.types import Done, Receipt, Request, Rows, Sampling, Scope, StepPlan, StepResult
 
 SCOPE = Scope("fake")
 Context = tuple[int, ...]
@@ -37,6 +40,10 @@ class FakeDevice:
     def begin(self, request: Request) -> None:
         for index in range(request.n):
             self.contexts[request.id, index] = list(request.tokens)
+
+    def slide(self, request: str, index: int, keep: Sequence[int]) -> None:
+        """The sequence goes on with these tokens only."""
+        self.contexts[request, index] = list(keep)
 
     def run(
         self, plan: StepPlan, step_ms: float = 10.0, stops: Callable[[Rows], bool] = lambda rows: False
@@ -72,6 +79,17 @@ class FakeDevice:
         return context
 
 
+@dataclass(frozen=True)
+class Setup:
+    """The operator's choices that few tests change."""
+
+    pressure: str = "pause"
+    eviction: str = "lru"
+    ghosts: int = 10_000
+    shared: tuple[tuple[int, ...], ...] = ()
+    tenants: Tenants = field(default_factory=Tenants)
+
+
 class World:
     """A scheduler over a fake device, driven by hand."""
 
@@ -86,19 +104,30 @@ class World:
         context: int = 200,
         queue: int = 16,
         doubling: float = 1e9,
+        setup: Setup | None = None,
     ) -> None:
+        setup = Setup() if setup is None else setup
         self.clock = LogicalClock()
         self.log = FactLog()
         self.facts: list[Fact] = []
         self.log.listen(self.facts.append)
         self.device = FakeDevice(blocks, size)
-        self.cache = KvCache(blocks, size, codec=codec("bf16"), eviction=eviction("lru"), facts=self.log)
+        self.cache = KvCache(
+            blocks,
+            size,
+            codec=codec("bf16"),
+            eviction=eviction(setup.eviction),
+            facts=self.log,
+            ghosts=Ghosts(setup.ghosts),
+            shared=setup.shared,
+        )
+        self.history = History(size, heads=True, same_text=lambda a, b: list(a) == list(b))
         self.scheduler = Scheduler(
             self.cache,
-            limits=SchedulerLimits(seqs, batch, step_ms, context, queue, 10_000, canary_steps=1),
+            limits=SchedulerLimits(seqs, batch, step_ms, context, queue, 10_000, canary_steps=1, tenants=setup.tenants),
             admission=admission("bounded_queue"),
-            pressure=pressure("pause"),
-            history=History(size, heads=True, same_text=lambda a, b: list(a) == list(b)),
+            pressure=pressure(setup.pressure),
+            history=self.history,
             facts=self.log,
             costs=CostModel(doubling=doubling),
         )
@@ -125,12 +154,12 @@ class World:
         self.cache.check()
         return plan
 
-    def run(self, limit: int = 2000) -> None:
-        """Step until nothing is alive."""
+    def run(self, limit: int = 2000, leased: int = 0) -> None:
+        """Step until nothing is alive; `leased` blocks are then held by pins."""
         for _ in range(limit):
             if self.step() is None:
                 assert self.scheduler.idle
-                assert self.cache.counts().leased == 0
+                assert self.cache.counts().leased == leased
                 assert self.cache.leaked() == 0
                 return
         raise AssertionError(f"still alive after {limit} steps")
@@ -139,6 +168,11 @@ class World:
         """The tokens an answer got."""
         return [item.token for item in self.news if getattr(item, "request", "") == name
                 and getattr(item, "index", None) == index and getattr(item, "token", None) is not None]  # fmt: skip
+
+    def receipt(self, name: str) -> Receipt:
+        """What an ended request was told."""
+        (found,) = [item.receipt for item in self.news if isinstance(item, Done) and item.request == name]
+        return found
 
     def of(self, kind: type[Fact]) -> list[Fact]:
         return [fact for fact in self.facts if isinstance(fact, kind)]

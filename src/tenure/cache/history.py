@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tenure.cache.keys import common_head
@@ -29,7 +29,7 @@ def _unpack(ids: bytes) -> tuple[Token, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
+class Past:
     """A sequence as it ended: the first `computed` tokens had valid KV, `generated` are the ranges of its answers."""
 
     scope: Scope
@@ -38,6 +38,13 @@ class _Past:
     ids: bytes
     computed: int
     generated: tuple[tuple[int, int], ...]
+    name: str
+    """The conversation's: its session, or else its first request."""
+    at: float
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        return _unpack(self.ids)
 
     def __len__(self) -> int:
         return len(self.ids) // _WORD
@@ -65,9 +72,9 @@ class History:
         self._same_text = same_text
         self._max_sequences = max_sequences
         self._max_tokens = max_tokens
-        self._past: OrderedDict[tuple[Scope, bytes], _Past] = OrderedDict()
+        self._past: OrderedDict[tuple[Scope, bytes], Past] = OrderedDict()
         self._sorted: dict[Scope, list[bytes]] = {}
-        self._sessions: dict[tuple[Scope, str], list[_Past]] = {}
+        self._sessions: dict[tuple[Scope, str], list[Past]] = {}
         self._firsts: Counter[tuple[str, bytes]] = Counter()
         self._tokens = 0
 
@@ -79,20 +86,35 @@ class History:
         """Tokens remembered."""
         return self._tokens
 
-    def remember(self, request: Request, tokens: Sequence[Token], computed: int) -> None:
+    def all(self) -> Iterator[Past]:
+        """What is remembered, the oldest first."""
+        return iter(self._past.values())
+
+    def of(self, tenant: str, name: str) -> list[Past]:
+        """What is remembered of one conversation."""
+        return [past for past in self._past.values() if past.name == name and past.scope.tenant == tenant]
+
+    def drop(self, past: Past) -> None:
+        """Forget it."""
+        self._forget(past)
+
+    def remember(self, request: Request, tokens: Sequence[Token], computed: int, now: float = 0.0) -> None:
         """A sequence of `request` ended (or paused): `tokens` are its prompt and answer, `computed` have valid KV."""
         ids = _pack(tokens)
         before = self._closest(request.scope, ids)
         generated: tuple[tuple[int, int], ...] = ()
+        name = request.session_id or request.id
         if before and ids.startswith(before.ids):  # an earlier turn, or this one before a pause
             generated = tuple(run for run in before.generated if run[1] <= len(request.tokens))
+            if before.session_id is None and request.session_id is None:
+                name = before.name
             if before.session_id in (None, request.session_id):
                 self._forget(before)
         if len(tokens) > len(request.tokens):
             generated = (*generated, (len(request.tokens), len(tokens)))
         if (request.scope, ids) in self._past:
             self._forget(self._past[request.scope, ids])
-        self._add(_Past(request.scope, request.session_id, request.id, ids, computed, generated))
+        self._add(Past(request.scope, request.session_id, request.id, ids, computed, generated, name, now))
         while len(self._past) > 1 and (len(self._past) > self._max_sequences or self._tokens > self._max_tokens):
             self._forget(next(iter(self._past.values())))
 
@@ -127,7 +149,7 @@ class History:
             return self._miss("cold", matched, request)
         return self._differs(request, past, same, known=bool(turn))
 
-    def _differs(self, request: Request, past: _Past, at: int, *, known: bool) -> Miss:
+    def _differs(self, request: Request, past: Past, at: int, *, known: bool) -> Miss:
         """All that is equal was reused; token `at` differs from the one remembered."""
         for start, end in past.generated:
             if start <= at < end:
@@ -150,7 +172,7 @@ class History:
         """The first block, or all when there is less; by tenant, for what others ask is none of his business."""
         return scope.tenant, ids[: _WORD * self._size]
 
-    def _closest(self, scope: Scope, ids: bytes) -> _Past | None:
+    def _closest(self, scope: Scope, ids: bytes) -> Past | None:
         """The remembered sequence that shares the longest head, at least one token: a neighbour in sorted order."""
         known = self._sorted.get(scope, [])
         at = bisect_left(known, ids)
@@ -158,7 +180,7 @@ class History:
         best = max(near, key=lambda past: past.same(ids), default=None)
         return best if best and best.same(ids) else None
 
-    def _add(self, past: _Past) -> None:
+    def _add(self, past: Past) -> None:
         self._past[past.scope, past.ids] = past
         insort(self._sorted.setdefault(past.scope, []), past.ids)
         self._firsts[self._first(past.scope, past.ids)] += 1
@@ -167,7 +189,7 @@ class History:
             turn = self._sessions.setdefault((past.scope, past.session_id), [])
             turn[:] = [*(other for other in turn if other.request == past.request), past]
 
-    def _forget(self, past: _Past) -> None:
+    def _forget(self, past: Past) -> None:
         del self._past[past.scope, past.ids]
         known = self._sorted[past.scope]
         del known[bisect_left(known, past.ids)]

@@ -130,6 +130,10 @@ class KvCache:
             behind = self._roots.fork(scope, name) if at == self._size * common else name
         return Lost(again, first, older=False)
 
+    def tokens_of(self, blocks: Sequence[Key]) -> int:
+        """How many tokens these blocks hold."""
+        return sum(len(self._index.nodes[key].tokens) for key in blocks)
+
     def leaked(self) -> int:
         """Blocks that are neither free, cached nor of any lease; 0 unless there is a bug."""
         private = sum(

@@ -69,7 +69,7 @@ class Scheduler:
         self._history = history
         self._facts = facts
         self._block = cache.block_tokens
-        self._queue = WaitingQueue(limits.tenants)
+        self.queue = WaitingQueue(limits.tenants)
         self._running: dict[SeqId, Sequence] = {}
         self._jobs: dict[str, Job] = {}
         self._flight: Flight | None = None
@@ -78,11 +78,11 @@ class Scheduler:
         """Until when held blocks are charged for."""
         self._blocked: tuple[SeqId, int] | None = None
         """The head of the queue that found too few blocks, and how many could be had then."""
-        self._on_hold: set[tuple[str, str]] = set()
+        self.on_hold: set[tuple[str, str]] = set()
         """Conversations, by tenant and session, that someone paused."""
         self.pins = Pins(cache, limits.tenants, limits.block_bytes, facts)
-        self._room = Room(cache, self.pins, self._queue, self._running, limits.block_bytes)
-        self._outlook = Outlook(self.costs, self._block, limits.max_num_seqs)
+        self.room = Room(cache, self.pins, self.queue, self._running, limits.block_bytes)
+        self.outlook = Outlook(self.costs, self._block, limits.max_num_seqs)
 
     # --- ask ---------------------------------------------------------------------------------------------------------
 
@@ -92,21 +92,21 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def idle(self) -> bool:
         """True when no request is alive, but for those that someone paused."""
-        return not self._jobs or (not self._running and all(self._held_back(seq) for seq in self._queue))
+        return not self._jobs or (not self._running and all(self._held_back(seq) for seq in self.queue))
 
     def load(self) -> Load:
         """The state admission and pressure judge by."""
         counts = self.cache.counts()
         return Load(
             running=len(self._running),
-            waiting=len(self._queue),
-            queued_requests=self._queue.new,
-            queued_tokens=self._queue.new_tokens,
+            waiting=len(self.queue),
+            queued_requests=self.queue.new,
+            queued_tokens=self.queue.new_tokens,
             free_blocks=counts.free,
             evictable_blocks=counts.cached,
             total_blocks=counts.total,
@@ -115,13 +115,17 @@ class Scheduler:
             max_queued_tokens=self.limits.max_queued_tokens,
             context_limit=self.limits.context_limit,
             block_tokens=self._block,
-            tenants=self._room.tenant_loads(),
+            tenants=self.room.tenant_loads(),
         )
 
     def predicted_start_s(self, tokens: int = 0) -> float:
         """Seconds until a request of so many tokens that came now would start."""
-        needed = self._room.blocks(tokens + self._block)
-        return self._outlook.start_s(self._running.values(), self._queue, self._available(), needed)
+        needed = self.room.blocks(tokens + self._block)
+        return self.outlook.start_s(self._running.values(), self.queue, self._available(), needed)
+
+    def sequences(self) -> list[Sequence]:
+        """All that live, to be looked at."""
+        return [seq for job in self._jobs.values() for seq in job.sequences if seq.live]
 
     # --- do ----------------------------------------------------------------------------------------------------------
 
@@ -131,7 +135,7 @@ class Scheduler:
         left = self.limits.context_limit - len(request.tokens)
         if left < 1 or not request.tokens or request.n < 1:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens, n={request.n}, context leaves {left}")
-        if self._room.blocks(len(request.tokens) + 1) > self.cache.counts().total:
+        if self.room.blocks(len(request.tokens) + 1) > self.cache.counts().total:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens can never fit the pool")
         if request.id in self._jobs:
             raise ValueError(f"{request.id}: a request of this id is alive")
@@ -146,7 +150,7 @@ class Scheduler:
         for index in range(request.n):
             job.sequences.append(Sequence(SeqId(self._next_seq), job, index, list(request.tokens)))
             self._next_seq += 1
-            self._queue.add(job.sequences[-1])
+            self.queue.add(job.sequences[-1])
         self._jobs[request.id] = job
         self._facts.emit(told.queued(job, now))
 
@@ -165,7 +169,7 @@ class Scheduler:
             else:
                 prefills.append(seq)
         budget = self._budget(flight)
-        prefills.sort(key=lambda seq: (self._queue.account(seq.tenant).counter, seq.job.order))
+        prefills.sort(key=lambda seq: (self.queue.account(seq.tenant).counter, seq.job.order))
         for seq in prefills:
             if chunk := budget.chunk(seq.computed, seq.pending):
                 rows.append(self._rows(flight, seq, chunk))
@@ -181,13 +185,13 @@ class Scheduler:
         flight, self._flight = self._flight, None
         if flight is None or flight.number != result.number:
             raise RuntimeError(f"step {result.number} is not in flight")
-        self._queue.charge(self._running.values(), max(0.0, now - max(self._charged_at, flight.at)))
+        self.queue.charge(self._running.values(), max(0.0, now - max(self._charged_at, flight.at)))
         self._charged_at = now
         self.costs.learn(flight.decode_weight, flight.prefill_weight, result.step_ms)
         self._facts.emit(StepDone(now, flight.number, flight.decode_rows, flight.prefill_rows, result.step_ms))
         news: list[News] = []
         for seq, count, sample in flight.rows:
-            if not seq.live:  # cancelled, or its request failed, while the step ran
+            if seq.lease is None:  # cancelled, paused, or its request failed, while the step ran
                 continue
             reason = result.failed.get(seq.id)
             if reason is not None:
@@ -260,12 +264,12 @@ class Scheduler:
         """Start whoever can, in turn. Overtaken are only those that wait for blocks under computation, for the limits
         of their tenant, or because someone paused them."""
         limit = self.pressure.limit(self.cache.counts().total)
-        for seq in self._queue.turns(self._held):
+        for seq in self.queue.turns(self._held):
             if len(self._running) >= self.limits.max_num_seqs or not budget.open or self._still_blocked(seq):
                 return
-            if self._held_back(seq) or not self._room.within_tenant(seq) or self._awaits(seq):
+            if self._held_back(seq) or not self.room.within_tenant(seq) or self._awaits(seq):
                 continue
-            grant = self._room.lease(seq, limit, now)
+            grant = self.room.lease(seq, limit, now)
             if grant is None:
                 self._blocked = seq.id, self._available()
                 return
@@ -290,8 +294,7 @@ class Scheduler:
 
     def _held_back(self, seq: Sequence) -> bool:
         """Whether someone paused its conversation."""
-        request = seq.job.request
-        return request.session_id is not None and (request.scope.tenant, request.session_id) in self._on_hold
+        return (seq.tenant, seq.job.name) in self.on_hold
 
     def _awaits(self, seq: Sequence) -> bool:
         """Whether blocks this sequence would share are being computed right now: by its own first sibling, or by
@@ -317,8 +320,8 @@ class Scheduler:
 
     def _started(self, seq: Sequence, grant: Grant, now: float) -> None:
         """From waiting, paused or slid to running, with what was still held of its tokens."""
-        job, phase, account = seq.job, seq.phase, self._queue.account(seq.tenant)
-        self._queue.remove(seq)
+        job, phase, account = seq.job, seq.phase, self.queue.account(seq.tenant)
+        self.queue.remove(seq)
         reused = grant.lease.reused_tokens
         seq.lease = grant.lease
         seq.computed = reused
@@ -394,7 +397,7 @@ class Scheduler:
     def _grow(self, seq: Sequence, now: float, news: list[News]) -> None:
         """A block for the next row; when there is none to be had, someone gives way."""
         while self._is_full(seq):
-            verdict = self._room.grow(seq, self.pressure, self.load, now)
+            verdict = self.room.grow(seq, self.pressure, self.load, now)
             if verdict is None:
                 return
             if isinstance(verdict, End):
@@ -402,19 +405,19 @@ class Scheduler:
                 news.append(Delta(seq.job.request.id, seq.id, seq.index, None, seq.finish, seq.limit_cause))
                 self._finish_job(seq.job, now, news)
             else:
-                self._pause(self._running[verdict.seq], self.pressure.name, verdict.reason, now)
+                self.pause(self._running[verdict.seq], self.pressure.name, verdict.reason, now)
 
-    def _pause(self, seq: Sequence, by: str, reason: str, now: float) -> None:
+    def pause(self, seq: Sequence, by: str, reason: str, now: float) -> None:
         """Give the blocks back, still cached, and wait at the place it arrived with."""
-        view = self._room.view(seq)
+        view = self.room.view(seq)
         if not seq.dropped:
-            self._history.remember(seq.job.request, seq.tokens, seq.computed)
+            self._history.remember(seq.job.request, seq.tokens, seq.computed, now)
         seq.lost_at_pause = seq.computed
         self._give_back(seq, seq.computed, "paused", now)
         seq.phase = Phase.PAUSED
         seq.pauses += 1
         seq.job.preempted += 1
-        self._queue.add(seq)
+        self.queue.add(seq)
         self._facts.emit(told.paused(seq, view, by, reason, self.limits.block_bytes, now))
 
     def _slides(self, request: Request) -> bool:
@@ -429,14 +432,14 @@ class Scheduler:
         job = seq.job
         gone = forgotten(start + seq.dropped, end + seq.dropped, job.request.spans)
         if not seq.dropped:
-            self._history.remember(job.request, seq.tokens, seq.computed)
+            self._history.remember(job.request, seq.tokens, seq.computed, now)
         self._give_back(seq, seq.computed, "slid", now)
         del seq.tokens[start:end]
         seq.dropped += end - start
         seq.lost_at_pause = len(seq.tokens) - 1
         seq.phase = Phase.SLID
         job.forgotten.append(gone)
-        self._queue.add(seq)
+        self.queue.add(seq)
         self._facts.emit(told.slid(seq, gone, now))
         return gone
 
@@ -444,7 +447,7 @@ class Scheduler:
         """A running sequence stops running: its blocks stay cached, as far as the first `valid` tokens reach."""
         if seq.lease is None:
             raise Corrupt(f"sequence {seq.id} runs without a lease")
-        account = self._queue.account(seq.tenant)
+        account = self.queue.account(seq.tenant)
         # Told before its blocks become evictable: eviction policies classify them by it.
         self._facts.emit(told.ended(seq, self.cache.tip(seq.lease), now))
         self.cache.release(seq.lease, seq.tokens, valid, now, why)
@@ -463,10 +466,10 @@ class Scheduler:
             # What led to non-finite logits may be bad itself: nothing that only this sequence holds is trusted again.
             valid = 0 if finish is Finish.ERROR else seq.computed
             if not seq.dropped:
-                self._history.remember(seq.job.request, seq.tokens, valid)
+                self._history.remember(seq.job.request, seq.tokens, valid, now)
             self._give_back(seq, valid, finish.value, now)
         else:
-            self._queue.remove(seq)
+            self.queue.remove(seq)
         seq.phase, seq.finish, seq.limit_cause = Phase.FINISHED, finish, cause
         self._blocked = None
 
@@ -487,9 +490,9 @@ class Scheduler:
         if not job.ended:
             return
         del self._jobs[job.request.id]
-        self._outlook.learn(job)
+        self.outlook.learn(job)
         if job.started is not None:
-            self._queue.account(job.request.scope.tenant).started -= 1
+            self.queue.account(job.request.scope.tenant).started -= 1
         done = job.done(now, self.limits.context_limit)
         news.append(done)
         self._facts.emit(told.done(job, done, now))

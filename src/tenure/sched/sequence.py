@@ -122,6 +122,11 @@ class Job:
     error: str | None = None
 
     @property
+    def name(self) -> str:
+        """The conversation's."""
+        return self.request.session_id or self.request.id
+
+    @property
     def prompt_len(self) -> int:
         return len(self.request.tokens)
 

@@ -1,0 +1,192 @@
+"""The desk where conversations are asked after: seen, pinned, paused, resumed, deleted; and requests that only ask what
+would become of them. Each by tenant: another's conversations are not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from tenure.cache.history import History
+from tenure.cache.plan import Ask, Shortfall
+from tenure.errors import NotFound
+from tenure.events import ConversationChanged, FactLog
+from tenure.sched.scheduler import News, Scheduler
+from tenure.sched.sequence import Phase, Sequence
+from tenure.types import Pin, PinReceipt, Request, Scope, Token
+from tenure.views import ConversationView, Forecast, PinView, TenantView
+
+STATES = {Phase.PREFILL: "running", Phase.DECODE: "running"}
+MOST = 1000
+"""Conversations listed at once, the newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """A conversation as it was or is: the newest tokens, and who computes on it right now."""
+
+    scope: Scope
+    tokens: Many[Token]
+    at: float
+    live: tuple[Sequence, ...] = ()
+
+
+class Desk:
+    """Belongs to the thread that owns the scheduler."""
+
+    def __init__(self, scheduler: Scheduler, history: History, facts: FactLog) -> None:
+        self._scheduler = scheduler
+        self._history = history
+        self._facts = facts
+        self._cache = scheduler.cache
+        self._pins = scheduler.pins
+
+    # --- ask ---------------------------------------------------------------------------------------------------------
+
+    def plan_for(self, request: Request, now: float) -> Forecast:
+        """What would become of a request that came now. Nothing is done."""
+        tokens, size, scheduler = request.tokens, self._cache.block_tokens, self._scheduler
+        counts = self._cache.counts()
+        needed = -(-(len(tokens) + 1) // size)
+        limit = scheduler.limits.context_limit
+        cached = min(self._cache.match(request.scope, tokens).tokens, len(tokens) - 1)
+        computed = len(tokens) - cached
+        never = f"the context of {limit} tokens leaves no room for an answer" if len(tokens) >= limit else None
+        if needed > counts.total:
+            never = f"{needed} blocks are needed, the pool has {counts.total}"
+        if never is not None:
+            return Forecast(False, False, never, cached, computed, needed, 0, 0, None, None)
+        plan = self._cache.plan(Ask(request.scope, tokens, len(tokens) + 1), now)
+        start = scheduler.predicted_start_s(len(tokens))
+        ttft = start + scheduler.outlook.prefill_s(cached, computed)
+        if isinstance(plan, Shortfall):
+            return Forecast(False, True, plan.reason, cached, computed, needed, 0, 0, start, ttft)
+        reason = "it fits"
+        if scheduler.waiting:
+            reason = f"it fits, behind {scheduler.waiting} that wait"
+        lost = self._cache.tokens_of(plan.victims)
+        return Forecast(True, True, reason, cached, computed, needed, len(plan.victims), lost, start, ttft)
+
+    def conversations(self, tenant: str | None, now: float) -> list[ConversationView]:
+        """Those of a tenant, or of all (None), the last used first."""
+        talks = sorted(self._talks(tenant).items(), key=lambda item: -item[1].at)[:MOST]
+        return [self._view(name, talk, now) for (_, name), talk in talks]
+
+    def inspect(self, tenant: str | None, name: str, now: float) -> ConversationView:
+        """One of them; NotFound when there is none of this name, or it is another tenant's."""
+        return self._view(name, self._find(tenant, name), now)
+
+    def tenants(self) -> tuple[TenantView, ...]:
+        """What each tenant has, uses and was served."""
+        queue, size = self._scheduler.queue, self._scheduler.limits.block_bytes
+        whole = sum(account.service for account in queue.accounts.values()) or 1.0
+        return tuple(
+            TenantView(
+                name=account.name,
+                weight=account.tenant.weight,
+                running=account.running,
+                waiting=len(account.queue),
+                queued_tokens=account.new_tokens,
+                held_bytes=self._scheduler.room.held_by(account.name) * size,
+                pinned_bytes=self._pins.bytes_of(account.name),
+                service=account.service,
+                share=account.service / whole,
+            )
+            for account in queue.accounts.values()
+        )
+
+    # --- do ----------------------------------------------------------------------------------------------------------
+
+    def pin(self, tenant: str | None, name: str, ttl_s: float, now: float) -> PinReceipt:
+        """Keep what is held of a conversation for `ttl_s` seconds."""
+        talk = self._find(tenant, name)
+        return self._pins.grant(name, talk.scope, talk.tokens, Pin(len(talk.tokens), ttl_s), now)
+
+    def unpin(self, tenant: str | None, name: str, now: float) -> int:
+        """End the conversation's pins; how many blocks they held."""
+        return self._unpin(self._find(tenant, name), "unpinned", now)
+
+    def pause(self, tenant: str | None, name: str, now: float) -> ConversationView:
+        """What runs of it gives its blocks back and waits until `resume`, and so does what comes."""
+        talk = self._find(tenant, name)
+        self._scheduler.on_hold.add((talk.scope.tenant, name))
+        for seq in talk.live:
+            if seq.lease is not None:
+                self._scheduler.pause(seq, "operator", "its conversation was paused", now)
+        self._changed(talk, name, "paused", 0, now)
+        return self.inspect(tenant, name, now)
+
+    def resume(self, tenant: str | None, name: str, now: float) -> ConversationView:
+        """Go on with what was paused."""
+        talk = self._find(tenant, name)
+        self._scheduler.on_hold.discard((talk.scope.tenant, name))
+        self._changed(talk, name, "resumed", 0, now)
+        return self.inspect(tenant, name, now)
+
+    def delete(self, tenant: str | None, name: str, now: float) -> tuple[int, list[News]]:
+        """Cancel what runs of it and let go of all that only it holds: the blocks dropped, and the ends of requests."""
+        talk = self._find(tenant, name)
+        news: list[News] = []
+        for request in dict.fromkeys(seq.job.request.id for seq in talk.live):
+            news += self._scheduler.cancel(request, now)
+        self._scheduler.on_hold.discard((talk.scope.tenant, name))
+        self._unpin(talk, "deleted", now)
+        blocks = 0
+        for past in self._history.of(talk.scope.tenant, name):
+            blocks += self._cache.let_go(past.scope, past.tokens, now, "operator", "deleted")
+            self._history.drop(past)
+        self._changed(talk, name, "deleted", blocks, now)
+        return blocks, news
+
+    # --- how ---------------------------------------------------------------------------------------------------------
+
+    def _talks(self, tenant: str | None) -> dict[tuple[str, str], _Talk]:
+        """All conversations by tenant and name: what history remembers, and what lives."""
+        found: dict[tuple[str, str], _Talk] = {}
+        for past in self._history.all():  # the oldest first: later turns replace earlier ones
+            if tenant is None or past.scope.tenant == tenant:
+                found[past.scope.tenant, past.name] = _Talk(past.scope, past.tokens, past.at)
+        for seq in self._scheduler.sequences():
+            request = seq.job.request
+            if tenant is not None and request.scope.tenant != tenant:
+                continue
+            name = seq.job.name
+            before = found.get((request.scope.tenant, name))
+            live = (*(before.live if before else ()), seq)
+            found[request.scope.tenant, name] = _Talk(request.scope, seq.tokens, float("inf"), live)
+        return found
+
+    def _find(self, tenant: str | None, name: str) -> _Talk:
+        found = [talk for (_, other), talk in self._talks(tenant).items() if other == name]
+        if not found:
+            raise NotFound(f"there is no conversation {name!r}", param="conversation")
+        return max(found, key=lambda talk: talk.at)
+
+    def _view(self, name: str, talk: _Talk, now: float) -> ConversationView:
+        match = self._cache.match(talk.scope, talk.tokens)
+        on_hold = (talk.scope.tenant, name) in self._scheduler.on_hold
+        states = {STATES.get(seq.phase, "waiting") for seq in talk.live}
+        size = self._cache.block_tokens
+        running = [len(seq.lease.blocks) for seq in talk.live if seq.lease is not None]
+        blocks = max([len(match.blocks) + (match.head is not None), *running])
+        computed = max([match.tokens, *(seq.computed for seq in talk.live)])
+        return ConversationView(
+            id=name,
+            tenant=talk.scope.tenant,
+            tokens=len(talk.tokens),
+            held_tokens=computed,
+            bytes={talk.scope.codec: blocks * self._scheduler.limits.block_bytes},
+            idle_s=0.0 if talk.live else max(0.0, now - talk.at),
+            state="paused" if on_hold else min(states, default="idle"),
+            pins=tuple(
+                PinView(len(pin.keys) * size, len(pin.keys) * self._scheduler.limits.block_bytes, pin.until - now)
+                for pin in self._pins.within(talk.scope, match.keys)
+            ),
+        )
+
+    def _unpin(self, talk: _Talk, reason: str, now: float) -> int:
+        keys = self._cache.match(talk.scope, talk.tokens).keys
+        return sum(self._pins.unpin(pin, reason, now) for pin in self._pins.within(talk.scope, keys))
+
+    def _changed(self, talk: _Talk, name: str, change: str, blocks: int, now: float) -> None:
+        self._facts.emit(ConversationChanged(now, name, change, blocks, tenant=talk.scope.tenant))
