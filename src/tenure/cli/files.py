@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import importlib
 import io
@@ -21,8 +20,8 @@ NO_ZSTD = (
 def lines(path: Path) -> Iterator[str]:
     """The lines of a file, whatever it is packed with. ConfigError when it cannot be read."""
     try:
-        with path.open("rb") as raw, contextlib.closing(_unpacked(path, raw)) as stream:
-            yield from io.TextIOWrapper(stream, encoding="utf-8")
+        with path.open("rb") as raw, io.TextIOWrapper(_unpacked(path, raw), encoding="utf-8") as text:
+            yield from text
     except UnicodeDecodeError as error:
         raise ConfigError("trace", f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
     except (EOFError, zlib.error) as error:

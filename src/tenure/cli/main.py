@@ -10,8 +10,10 @@ import tenure
 from tenure.cli.bench import bench
 from tenure.cli.chat import chat
 from tenure.cli.doctor import doctor
+from tenure.cli.lint import lint
 from tenure.cli.replay import replay
 from tenure.cli.serve import serve
+from tenure.cli.trace import app as trace
 
 app = typer.Typer(
     name="tenure",
@@ -21,8 +23,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Serve open-weights language models to many conversations from one fixed, visible KV budget.",
 )
-for command in (serve, chat, doctor, bench, replay):
+for command in (serve, chat, doctor, bench, replay, lint):
     app.command()(command)
+app.add_typer(trace, name="trace")
 
 
 def _version(wanted: bool) -> None:

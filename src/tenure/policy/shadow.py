@@ -26,6 +26,8 @@ class ShadowLru:
         self._uses = 0
         self._looked_up = 0
         self._ahead = 0
+        self.hits = 0
+        """Tokens that LRU would have found, in all."""
         self.better = False
         """LRU's recent record is better than the policy's."""
 
@@ -45,6 +47,7 @@ class ShadowLru:
             if key in order:
                 order.move_to_end(key)
                 self._ahead -= tokens
+                self.hits += tokens
             else:
                 order[key] = None
             if held:
