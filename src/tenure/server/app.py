@@ -15,6 +15,7 @@ from tenure.server.conversations import Conversations
 from tenure.server.feed import Feed
 from tenure.server.guards import Bodies, Keys, RequestIds
 from tenure.server.metrics import Metrics
+from tenure.server.misses import Misses
 from tenure.server.openai import OpenAI
 from tenure.server.ops import Load, Ops, not_built
 from tenure.server.replies import error_reply, on_request_error
@@ -64,6 +65,7 @@ def create_app(serves: Serves, settings: ServerSettings) -> Starlette:
         Route("/v1/models", openai.models, methods=["GET"]),
         Route("/v1/models/{id:path}", openai.model, methods=["GET"]),
         Route("/v1/kv", ops.kv, methods=["GET"]),
+        Route("/v1/kv/misses", Misses(serves).misses, methods=["GET"]),
         Route("/v1/kv/events", feed.events, methods=["GET"]),
         *Conversations(serves, texts).routes(),
         Route("/health", ops.health, methods=["GET"]),
