@@ -63,7 +63,8 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> weights.
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (rows * columns // block, size), np.uint8)
     for at in HALVES[kind]:
-        raw[:, at : at + 2] = rng.uniform(1e-4, 1e-3, (len(raw), 1)).astype(np.float16).view(np.uint8)
+        least = 1e-5 if kind == "Q6_K" else 1e-4  # its own scales are larger
+        raw[:, at : at + 2] = rng.uniform(least, 10 * least, (len(raw), 1)).astype(np.float16).view(np.uint8)
     return raw.reshape(rows, -1)
 
 
