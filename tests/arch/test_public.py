@@ -9,7 +9,7 @@ import pytest
 
 import tenure
 
-PUBLIC = ["Engine", "EngineSettings", "__version__", "load"]
+PUBLIC = ["Engine", "EngineSettings", "Result", "__version__", "load"]
 
 
 def test_the_public_list_is_this_one() -> None:

@@ -109,18 +109,18 @@ SHAPING = [
 @pytest.mark.parametrize("fields", SHAPING, ids=["penalties", "sampled", "guided"])
 def test_shaped_answers_are_the_same_alone_beside_others_cached_and_preempted(fields: dict[str, object]) -> None:
     loaded = model()
-    prompt = english(70)
+    prompts = [english(70), english(70, 100)]
     with watched(loaded, 40) as alone:
-        first, again = alone.ask(prompt, 90, **fields), alone.ask(prompt, 90, **fields)
-        alone.run(first)
-        alone.run(again)
-        expected = alone.trace(first)
-        assert alone.trace(again) == expected
+        first, again, other = (alone.ask(prompt, 90, **fields) for prompt in (prompts[0], *prompts))
+        for ask in (first, again, other):
+            alone.run(ask)
+        expected = [alone.trace(first), alone.trace(other)]
+        assert alone.trace(again) == expected[0]
     with watched(loaded, 9) as busy:  # two start with four blocks each, and each needs five
-        ask = busy.ask(prompt, 90, **fields)
-        done = busy.run(busy.ask(english(70, 100), 90), ask)[1]
-        assert busy.trace(ask) == expected
-        assert done.receipt.preempted > 0
+        asks = [busy.ask(prompt, 90, **fields) for prompt in prompts]
+        done = busy.run(*asks)
+        assert [busy.trace(ask) for ask in asks] == expected
+        assert sum(one.receipt.preempted for one in done) > 0
 
 
 def test_logprobs_reach_the_pieces_token_by_token() -> None:

@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tenure.engine.engine import Engine
     from tenure.engine.handle import Handle
+    from tenure.engine.options import Answer, Options, Result
+    from tenure.engine.python import AsyncStream, Stream
     from tenure.engine.settings import EngineSettings
 
-_HOMES = {"Engine": "engine", "EngineSettings": "settings", "Handle": "handle"}
+_HOMES = {
+    "Answer": "options",
+    "AsyncStream": "python",
+    "Engine": "engine",
+    "EngineSettings": "settings",
+    "Handle": "handle",
+    "Options": "options",
+    "Result": "options",
+    "Stream": "python",
+}
 
-__all__ = ["Engine", "EngineSettings", "Handle"]
+__all__ = ["Answer", "AsyncStream", "Engine", "EngineSettings", "Handle", "Options", "Result", "Stream"]
 
 
 def __getattr__(name: str) -> Any:

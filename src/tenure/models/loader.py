@@ -61,7 +61,7 @@ def load(
     source: str,
     *,
     weights: Weights = "auto",
-    kv_codec: Literal["bf16", "f32"] = "bf16",
+    kv_codec: str = "bf16",
     threads: int = 0,
     context: int | None = None,
     progress: Progress | None = None,
