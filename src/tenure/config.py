@@ -249,6 +249,10 @@ class Settings:
     trim_steps: int = _knob(
         4, whole(1, 1024), MEMORY, "Trimming moves by the context divided by this, so that its prefix stays reusable."
     )
+    ghosts: int = _knob(
+        16_384, whole(0, 10**7), MEMORY,
+        "Evicted blocks that are remembered, so that a receipt can tell evicted from cold; about 400 bytes each.",
+    )  # fmt: skip
     canary: int = _knob(
         0, whole(0, 10**9), MEMORY, "Check every invariant of the cache each N steps; 0 checks only when idle."
     )

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tenure.errors import InvalidRequest, RequestError
+from tenure.errors import InvalidRequest, NotFound, RequestError
 from tenure.events import FactLog, RequestDone, RequestQueued, RequestRefused, RequestStarted, StepDone, TokenFirst
 from tenure.server.serves import Change, Health, ModelCard, Prompt
 from tenure.types import (
@@ -247,10 +247,19 @@ class FakeServes:
     async def conversations(self, tenant: str | None) -> list[ConversationView]:
         return [view for view in self.talks if tenant in (None, view.tenant)]
 
-    async def change_conversation(self, tenant: str, id: str, change: Change, ttl_s: float) -> int:
-        self.changes.append((tenant, id, change, ttl_s))
-        if change == "delete":
-            self.talks = [view for view in self.talks if (view.tenant, view.id) != (tenant, id)]
+    async def conversation(self, tenant: str | None, id: str) -> ConversationView:
+        for view in await self.conversations(tenant):
+            if view.id == id:
+                return view
+        raise NotFound(f"there is no conversation {id!r}")
+
+    async def change_conversation(self, tenant: str | None, id: str, change: Change, ttl_s: float) -> ConversationView:
+        view = await self.conversation(tenant, id)
+        self.changes.append((view.tenant, id, change, ttl_s))
+        return view
+
+    async def delete_conversation(self, tenant: str | None, id: str) -> int:
+        self.talks.remove(await self.conversation(tenant, id))
         return 5
 
     def reset_prefix_cache(self) -> int:

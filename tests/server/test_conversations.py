@@ -103,7 +103,6 @@ def test_every_verb_reaches_the_engine(shared: Running) -> None:
         ("red", "talk/1", "unpin", 0.0),
         ("red", "talk/1", "pin", 300.0),
         ("red", "talk/1", "pin", 3600.0),
-        ("red", "talk/1", "delete", 0.0),
     ]
 
 

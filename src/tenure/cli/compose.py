@@ -67,6 +67,7 @@ def compose(settings: Settings) -> Iterator[Composed]:
             pressure=settings.pressure,
             overflow=settings.overflow,
             trim_steps=settings.trim_steps,
+            ghosts=settings.ghosts,
             tenants=tenants,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from tenure import spec
+from tenure.cache.ghosts import Ghosts
 from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
 from tenure.clock import MonotonicClock
@@ -26,6 +27,7 @@ from tenure.engine.sessions import Sessions
 from tenure.engine.settings import EngineSettings, context_limit, plan_memory
 from tenure.engine.shape import Shape, check_sampling
 from tenure.errors import (
+    ConfigError,
     ContextLengthExceeded,
     Draining,
     EngineDead,
@@ -41,13 +43,19 @@ from tenure.models import Model, find_default, load
 from tenure.models.loader import Weights
 from tenure.policy import registry
 from tenure.policy.base import AdmissionAsk, Load, Refuse
+from tenure.sched.desk import Desk
 from tenure.sched.scheduler import Scheduler, SchedulerLimits
 from tenure.sched.step import CostModel
-from tenure.server.serves import Health, ModelCard, Prompt
+from tenure.server.serves import Change, Health, ModelCard, Prompt
+from tenure.tenants import SharedPrefix
 from tenure.types import Guide, PoolCounts, Request, Scope, Snapshot, Span, Token
+from tenure.views import ConversationView, Forecast, TenantView
 
+T = TypeVar("T")
 HUNG_AFTER_S = 60.0
 """A step that takes longer makes the engine not ready."""
+TENANTS_EVERY_S = 0.2
+"""How often what tenants have and use is added up."""
 _REFUSALS: dict[str, type[RequestError]] = {
     error.code: error for error in (ContextLengthExceeded, KvCapacityExceeded, QueueFull, Overloaded)
 }
@@ -61,6 +69,8 @@ class _State:
     pool: PoolCounts
     steps: int
     leaked: int
+    pinned: int
+    tenants: tuple[TenantView, ...]
 
 
 class Engine(PythonApi):
@@ -75,11 +85,12 @@ class Engine(PythonApi):
         self._budget = plan_memory(settings, model.shape, model.weight_bytes)
         self._context_limit = context_limit(settings, model.shape)
         self._admission = registry.admission("bounded_queue")
-        self._pressure = registry.pressure("pause")
+        self._pressure = registry.pressure(settings.pressure)
         self._clock = MonotonicClock()
         self._sessions = Sessions(model.tokenizer)
         self._guides = Guides(model.tokenizer, model.shape.vocab, model.eos_ids)
         self._scheduler = self._make_scheduler()
+        self._desk = Desk(self._scheduler, self._history, self.facts)
         # Last of what can fail: from here on a thread touches its pages, and whoever owns it must close it.
         self._arena = Arena(self._budget.arena_bytes)
         self._submitting = threading.Lock()
@@ -88,6 +99,8 @@ class Engine(PythonApi):
         self._arrived: list[tuple[int, int]] = []
         self._draining = False
         self._closed = False
+        self._tenants: tuple[TenantView, ...] = ()
+        self._tenants_due = 0.0
         self._state = self._observe()
         self._runner = Runner(
             model.decoder,
@@ -152,12 +165,15 @@ class Engine(PythonApi):
             codec=codec,
             eviction=registry.eviction(settings.eviction),
             facts=self.facts,
+            ghosts=Ghosts(settings.ghosts),
+            shared=[self._shared_tokens(prefix) for prefix in settings.tenants.shared],
         )
 
         def same_text(generated: Sequence[Token], rendered: Sequence[Token]) -> bool:
             said, shown = tokenizer.decode(generated).strip(), tokenizer.decode(rendered).strip()
             return bool(said) and (said.startswith(shown) or shown.startswith(said))
 
+        self._history = History(spec.BLOCK_TOKENS, heads=codec.head_reusable, same_text=same_text)
         return Scheduler(
             cache,
             limits=SchedulerLimits(
@@ -168,13 +184,22 @@ class Engine(PythonApi):
                 max_queued_requests=settings.max_queued_requests,
                 max_queued_tokens=settings.max_queued_tokens,
                 canary_steps=settings.canary_steps,
+                block_bytes=self._budget.block_bytes,
+                tenants=settings.tenants,
             ),
             admission=self._admission,
             pressure=self._pressure,
-            history=History(spec.BLOCK_TOKENS, heads=codec.head_reusable, same_text=same_text),
+            history=self._history,
             facts=self.facts,
             costs=CostModel(doubling=_doubling(self.model.shape)),
         )
+
+    def _shared_tokens(self, prefix: SharedPrefix) -> Sequence[Token]:
+        """A prefix that all tenants may hit, as token ids. ConfigError for ids the model does not have."""
+        tokens = self.encode(prefix.text) if prefix.text is not None else prefix.tokens or ()
+        if max(tokens, default=0) >= self.model.shape.vocab:
+            raise ConfigError("tenants", f"a shared prefix has token ids beyond {self.model.shape.vocab - 1}")
+        return tokens
 
     # --- Serves ------------------------------------------------------------------------------------------------------
 
@@ -225,10 +250,12 @@ class Engine(PythonApi):
             if self._draining or self._closed:
                 raise Draining("the server is shutting down and takes no new requests")
             sampling = request.sampling
-            ask = AdmissionAsk(len(request.tokens), request.n, sampling.max_tokens, request.priority)
+            tenant = request.scope.tenant
+            ask = AdmissionAsk(len(request.tokens), request.n, sampling.max_tokens, request.priority, tenant)
             verdict = self._admission.judge(ask, self._load_with_submitted())
             if isinstance(verdict, Refuse):
-                self._loop.call(lambda now: self.facts.emit(RequestRefused(now, request.id, verdict.code)))
+                code = verdict.code
+                self._loop.call(lambda now: self.facts.emit(RequestRefused(now, request.id, code, tenant=tenant)))
                 numbers: dict[str, Any] = dict(verdict.numbers)
                 raise _REFUSALS[verdict.code](verdict.reason, **numbers)
             self._loop.submit(handle)
@@ -271,6 +298,8 @@ class Engine(PythonApi):
             pressure=self._pressure.name,
             overflow=self.settings.overflow,
             trim_steps=self.settings.trim_steps,
+            pinned_blocks=state.pinned,
+            tenants=state.tenants,
         )
 
     def health(self) -> Health:
@@ -288,6 +317,47 @@ class Engine(PythonApi):
     def reset_prefix_cache(self) -> int:
         """Drop all unleased blocks; the number dropped. Waits for the step under way."""
         return self._loop.call(self._scheduler.cache.drop_unleased).result()
+
+    async def forecast(self, request: Request) -> Forecast:
+        """What would become of a request that came now; nothing is done."""
+        self._check_request(request)
+        return await self._ask(lambda now: self._desk.plan_for(request, now))
+
+    async def conversations(self, tenant: str | None) -> Sequence[ConversationView]:
+        """Those of a tenant, or everybody's for None; the last used first."""
+        return await self._ask(lambda now: self._desk.conversations(tenant, now))
+
+    async def conversation(self, tenant: str | None, id: str) -> ConversationView:
+        """One of them. NotFound when there is none of that id, or it is another tenant's."""
+        return await self._ask(lambda now: self._desk.inspect(tenant, id, now))
+
+    async def change_conversation(self, tenant: str | None, id: str, change: Change, ttl_s: float) -> ConversationView:
+        """Do something to a conversation: what it is then."""
+
+        def carry_out(now: float) -> ConversationView:
+            if change == "pin":
+                receipt = self._desk.pin(tenant, id, ttl_s, now)
+                if not receipt.granted:
+                    raise InvalidRequest(f"the pin is refused: {receipt.reason}", param="ttl")
+            else:
+                getattr(self._desk, change)(tenant, id, now)
+            return self._desk.inspect(tenant, id, now)
+
+        return await self._ask(carry_out)
+
+    async def delete_conversation(self, tenant: str | None, id: str) -> int:
+        """End what runs of it and drop the blocks that nobody else needs; how many."""
+
+        def carry_out(now: float) -> int:
+            blocks, news = self._desk.delete(tenant, id, now)
+            self._loop.tell(news)
+            return blocks
+
+        return await self._ask(carry_out)
+
+    async def _ask(self, question: Callable[[float], T]) -> T:
+        """An answer from the engine's thread, between two steps."""
+        return await asyncio.wrap_future(self._loop.call(question))
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, let what runs finish within `grace_s`, then end the rest with an explicit terminal event."""
@@ -352,7 +422,18 @@ class Engine(PythonApi):
 
     def _observe(self) -> _State:
         cache = self._scheduler.cache
-        return _State(self._scheduler.load(), cache.counts(), self._scheduler.steps, cache.leaked())
+        now = self._clock.now()
+        if now >= self._tenants_due:
+            self._tenants = self._desk.tenants()
+            self._tenants_due = now + TENANTS_EVERY_S
+        return _State(
+            self._scheduler.load(),
+            cache.counts(),
+            self._scheduler.steps,
+            cache.leaked(),
+            self._scheduler.pins.blocks,
+            self._tenants,
+        )
 
     def _publish(self, taken: int) -> None:
         """Called by the loop: its state, which now counts the first `taken` of the arrivals."""

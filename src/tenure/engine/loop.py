@@ -21,7 +21,7 @@ from tenure.engine.handle import Handle, Outbox
 from tenure.engine.runner import Computed, Runner
 from tenure.engine.sessions import Sessions
 from tenure.engine.text import TextStream
-from tenure.errors import Corrupt, EngineDead, InvalidRequest
+from tenure.errors import Corrupt, EngineDead, InvalidRequest, RequestError
 from tenure.models.tokenizer import Tokenizer
 from tenure.sched.scheduler import News, Scheduler
 from tenure.sched.sequence import stillborn
@@ -57,6 +57,8 @@ class _Command:
             return
         try:
             self.future.set_result(self.run_at(now))
+        except RequestError as refusal:  # what was asked for cannot be: nothing was changed
+            self.future.set_exception(refusal)
         except Exception as error:
             self.future.set_exception(error)
             raise
@@ -136,11 +138,11 @@ class Loop:
     def cancel(self, request_id: str) -> None:
         """Cancel a request, if it is still alive."""
         if self.death is None and not self._stopping:
-            self.call(lambda now: self._tell(self._scheduler.cancel(request_id, now)))
+            self.call(lambda now: self.tell(self._scheduler.cancel(request_id, now)))
 
     def end_all(self) -> Future[None]:
         """End every request with what it has so far, its readers told."""
-        return self.call(lambda now: self._tell(self._scheduler.end_all("shutdown", now)))
+        return self.call(lambda now: self.tell(self._scheduler.end_all("shutdown", now)))
 
     def _refuse_when_over(self) -> None:
         if self.death is not None:
@@ -155,7 +157,7 @@ class Loop:
             while not self._stopping:
                 self._turn()
             self._take_in(self._clock.now())
-            self._tell(self._scheduler.end_all("shutdown", self._clock.now()))
+            self.tell(self._scheduler.end_all("shutdown", self._clock.now()))
             self._publish(0)
         except BaseException as error:  # noqa: BLE001 (whatever it is, nobody may be left waiting: logged and told)
             self._die(error)
@@ -178,7 +180,7 @@ class Loop:
         self._checked = False
         self.busy_since = now
         result = self._read(plan, self._runner.compute(step))
-        self._tell(self._scheduler.absorb(result, self._clock.now()))
+        self.tell(self._scheduler.absorb(result, self._clock.now()))
         self.busy_since = None
 
     def _take_in(self, now: float) -> int:
@@ -219,8 +221,8 @@ class Loop:
                 self._live[rows.request].told[rows.index].append(computed.told[rows.seq])
         return StepResult(plan.number, computed.tokens, frozenset(stopped), computed.failed, computed.step_ms)
 
-    def _tell(self, news: list[News] | list[Done]) -> None:
-        """Put the scheduler's news into the outbox, as pieces of text."""
+    def tell(self, news: list[News] | list[Done]) -> None:
+        """Put the scheduler's news into the outbox, as pieces of text. On the thread alone."""
         for item in news:
             live = self._live[item.request]
             if isinstance(item, Done):
@@ -229,7 +231,7 @@ class Loop:
                 self._remember(live)
                 self._outbox.add(live.handle, item)
             elif item.finish is None:
-                if live.streams[item.index].has_text:
+                if live.streams[item.index].has_text or item.forgotten is not None:
                     self._say(live, item)
             else:
                 live.streams[item.index].end()
@@ -246,7 +248,8 @@ class Loop:
         told = tuple(live.told[delta.index])
         live.told[delta.index].clear()
         self._outbox.add(
-            live.handle, Piece(delta.index, text, tokens, delta.finish, delta.limit_cause, stopped_by, told)
+            live.handle,
+            Piece(delta.index, text, tokens, delta.finish, delta.limit_cause, stopped_by, told, delta.forgotten),
         )
 
     def _remember(self, live: _Live) -> None:

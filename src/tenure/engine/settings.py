@@ -37,6 +37,7 @@ class EngineSettings:
     pressure: str = "pause@95%"
     overflow: Overflow = "refuse"
     trim_steps: int = 4
+    ghosts: int = 16_384
     tenants: Tenants = field(default_factory=Tenants)
     canary_steps: int = 0
     threads: int = 0

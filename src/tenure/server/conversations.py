@@ -9,7 +9,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tenure.errors import NotFound
 from tenure.server.asks import Ask, chat_ask, completion_ask
 from tenure.server.body import Strict, parse_object, validate
 from tenure.server.caller import Caller, caller_of
@@ -65,7 +64,8 @@ class Conversations:
 
     async def inspect(self, request: HttpRequest) -> Response:
         """GET /v1/kv/conversations/{id}."""
-        return Json(conversation_object(await self._find(request)))
+        caller, name = caller_of(request), request.path_params["id"]
+        return Json(conversation_object(await self._serves.conversation(caller.sees, name)))
 
     async def change(self, request: HttpRequest) -> Response:
         """POST /v1/kv/conversations/{id}/{pin,unpin,pause,resume}; the conversation as it is then."""
@@ -75,24 +75,15 @@ class Conversations:
             body = await request.body()
             fields = parse_object(body) if body else {}
             ttl_s = TTLS[validate(PinBody, fields).ttl or "5m"]
-        view = await self._find(request)
+        caller, name = caller_of(request), request.path_params["id"]
         made = next(known for known in CHANGES if known == change)
-        await self._serves.change_conversation(view.tenant, view.id, made, ttl_s)
-        return Json(conversation_object(await self._find(request)))
+        return Json(conversation_object(await self._serves.change_conversation(caller.sees, name, made, ttl_s)))
 
     async def delete(self, request: HttpRequest) -> Response:
         """DELETE /v1/kv/conversations/{id}: forget it, and drop the blocks that nobody else holds or shares."""
-        view = await self._find(request)
-        blocks = await self._serves.change_conversation(view.tenant, view.id, "delete", 0.0)
-        return Json({"object": "kv.conversation.deleted", "id": view.id, "deleted": True, "blocks": blocks})
-
-    async def _find(self, request: HttpRequest) -> ConversationView:
-        """The conversation of that id that the caller may see; NotFound when there is none."""
-        name = request.path_params["id"]
-        found = [view for view in await self._serves.conversations(caller_of(request).sees) if view.id == name]
-        if not found:
-            raise NotFound(f"there is no conversation {name!r:.200}")
-        return found[0]
+        caller, name = caller_of(request), request.path_params["id"]
+        blocks = await self._serves.delete_conversation(caller.sees, name)
+        return Json({"object": "kv.conversation.deleted", "id": name, "deleted": True, "blocks": blocks})
 
 
 def conversation_object(view: ConversationView) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tenure.events import FactLog
 from tenure.types import Done, Forgotten, Guide, Piece, Pin, Request, Scope, Snapshot, Span, Token
 from tenure.views import ConversationView, Forecast
 
-Change = Literal["delete", "pin", "unpin", "pause", "resume"]
+Change = Literal["pin", "unpin", "pause", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,19 @@ class Serves(Protocol):
         """Those of a tenant, or everybody's for None; the last used first."""
         ...
 
-    async def change_conversation(self, tenant: str, id: str, change: Change, ttl_s: float) -> int:
-        """Do something to a conversation; blocks dropped, pinned or unpinned. NotFound when it is gone by now; a pin
-        that would exceed the tenant's budget is an InvalidRequest."""
+    async def conversation(self, tenant: str | None, id: str) -> ConversationView:
+        """One of them. NotFound when there is none of that id, or it is another tenant's."""
+        ...
+
+    async def change_conversation(
+        self, tenant: str | None, id: str, change: Change, ttl_s: float
+    ) -> ConversationView:
+        """Do something to a conversation: what it is then. `ttl_s` is for pins alone; InvalidRequest when the tenant's
+        budget has no room for one. NotFound as above."""
+        ...
+
+    async def delete_conversation(self, tenant: str | None, id: str) -> int:
+        """End what runs of it and drop the blocks that nobody else needs; how many. NotFound as above."""
         ...
 
     def reset_prefix_cache(self) -> int:
