@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,11 +12,12 @@ from tenure.cache.kvcache import KvCache
 from tenure.clock import LogicalClock
 from tenure.events import Fact, FactLog
 from tenure.policy.registry import admission, eviction, pressure
-from tenure.sched.scheduler import News, Scheduler, SchedulerLimits
+from tenure.sched.scheduler import News, SchedulerLimits
 from tenure.sched.step import CostModel
+from tenure.sim.rerun import TakenDown
 from tenure.spec import codec
 from tenure.tenants import Tenants
-from tenure.types import Done, Receipt, Request, Rows, Sampling, Scope, StepPlan, StepResult
+from tenure.types import Delta, Done, Forgotten, Receipt, Request, Rows, Sampling, Scope, StepPlan, StepResult
 
 SCOPE = Scope("fake")
 Context = tuple[int, ...]
@@ -36,14 +38,20 @@ class FakeDevice:
         self.size = size
         self.held: list[list[Context | None]] = [[None] * size for _ in range(blocks)]
         self.contexts: dict[tuple[str, int], list[int]] = {}
+        self.dropped: dict[tuple[str, int], int] = {}
+        self.computed: Counter[Context] = Counter()
+        """How often each position, named by all tokens up to it, was computed."""
 
     def begin(self, request: Request) -> None:
         for index in range(request.n):
             self.contexts[request.id, index] = list(request.tokens)
 
-    def slide(self, request: str, index: int, keep: Sequence[int]) -> None:
-        """The sequence goes on with these tokens only."""
-        self.contexts[request, index] = list(keep)
+    def slide(self, request: str, index: int, gone: Forgotten) -> None:
+        """A sequence lets tokens go, counted from its prompt's first: what comes behind moves up."""
+        context = self.contexts[request, index]
+        before = self.dropped.get((request, index), 0)
+        del context[gone.start - before : gone.end - before]
+        self.dropped[request, index] = before + gone.end - gone.start
 
     def run(
         self, plan: StepPlan, step_ms: float = 10.0, stops: Callable[[Rows], bool] = lambda rows: False
@@ -69,6 +77,7 @@ class FakeDevice:
         assert tuple(rows.tokens) == context[rows.start : rows.start + len(rows.tokens)]
         for position in range(rows.start, rows.start + len(rows.tokens)):
             self.held[rows.blocks[position // self.size]][position % self.size] = context[: position + 1]
+            self.computed[context[: position + 1]] += 1
 
     def _read(self, rows: Rows) -> Context:
         end = rows.start + len(rows.tokens)
@@ -122,7 +131,7 @@ class World:
             shared=setup.shared,
         )
         self.history = History(size, heads=True, same_text=lambda a, b: list(a) == list(b))
-        self.scheduler = Scheduler(
+        self.scheduler = TakenDown(
             self.cache,
             limits=SchedulerLimits(seqs, batch, step_ms, context, queue, 10_000, canary_steps=1, tenants=setup.tenants),
             admission=admission("bounded_queue"),
@@ -150,7 +159,11 @@ class World:
         self.plans.append(plan)
         result = self.device.run(plan, step_ms, self.stops)
         self.clock.advance(step_ms / 1000)
-        self.news += self.scheduler.absorb(result, self.clock.now())
+        news = self.scheduler.absorb(result, self.clock.now())
+        for item in news:
+            if isinstance(item, Delta) and item.forgotten is not None:
+                self.device.slide(item.request, item.index, item.forgotten)
+        self.news += news
         self.cache.check()
         return plan
 

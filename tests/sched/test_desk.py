@@ -204,7 +204,7 @@ def test_what_would_become_of_a_request() -> None:
     before = len(world.facts)
     assert plan(list(range(1, 36)))[:2] == (False, True)
     assert "blocks wanted" in plan(list(range(200, 235)))[2]
-    assert plan(list(range(200, 220)))[6] == 5
+    assert plan(list(range(200, 220)))[6] == 6
     assert len(world.facts) == before
     world.run()
     small = World(4, 4, context=40)

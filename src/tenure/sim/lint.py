@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenure.cache.radix import common_head
+from tenure.cache.keys import common_head
 from tenure.policy import registry
 from tenure.sim.instant import InstantCache
 from tenure.sim.patterns import ADVICE, diverged, kin, text_of
