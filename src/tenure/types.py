@@ -335,6 +335,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an answer: text, reasoning, a call (`text` is the tool's name) or the next letters of its arguments."""
+
+    kind: Literal["text", "reasoning", "call", "arguments"]
+    text: str
+    call: int = 0
+    """Which of the answer's calls."""
+    id: str = ""
+    """Of a call: what the tool's answer refers to."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The last word on a request, exactly one for each."""
 
