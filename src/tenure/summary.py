@@ -20,14 +20,19 @@ from tenure.events import (
     BlockReused,
     BlockStored,
     CacheCleared,
+    ConversationChanged,
     Fact,
     FactsMissed,
+    PinEnded,
+    PinGranted,
+    PinRefused,
     RequestDone,
     RequestQueued,
     RequestRefused,
     RequestStarted,
     SequencePaused,
     SequenceResumed,
+    SequenceSlid,
     StepDone,
     TokenFirst,
 )
@@ -101,6 +106,16 @@ class Summary:
     paused: int = 0
     resumed: int = 0
     recomputed_tokens: int = 0
+    """By sequences that were paused or slid, when they went on."""
+    evicted_tokens: int = 0
+    """Computed again by requests whose prompt had been held and was evicted."""
+    slid: int = 0
+    pins: Counter[str] = field(default_factory=Counter)
+    """Granted and refused, and how they ended."""
+    conversations: Counter[str] = field(default_factory=Counter)
+    """By what was done to them."""
+    tenant_tokens: Counter[str] = field(default_factory=Counter)
+    """Computed and generated, of requests that ended."""
     stored: Counter[str] = field(default_factory=Counter)
     gone: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
     """By tier, fate, by whom and why."""
@@ -117,6 +132,7 @@ class Summary:
     per_output_token: Histogram = field(default_factory=_token_gaps)
     e2e: Histogram = field(default_factory=_latencies)
     queue: Histogram = field(default_factory=_latencies)
+    prediction_error: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN))
     prefill: Histogram = field(default_factory=_latencies)
     decode: Histogram = field(default_factory=_latencies)
     inference: Histogram = field(default_factory=_latencies)
@@ -150,6 +166,8 @@ def _started(s: Summary, fact: RequestStarted) -> None:
     s.prefix_queries += fact.prompt_tokens
     s.prefix_hits += fact.cached_tokens
     s.queue.observe(fact.queue_s)
+    s.prediction_error.observe(abs(fact.queue_s - fact.predicted_s))
+    s.evicted_tokens += fact.recomputed_tokens
     if fact.miss is not None:
         s.misses[fact.miss] += 1
 
@@ -165,6 +183,26 @@ def _paused(s: Summary, fact: SequencePaused) -> None:
 def _resumed(s: Summary, fact: SequenceResumed) -> None:
     s.resumed += 1
     s.recomputed_tokens += fact.recomputed_tokens
+
+
+def _slid(s: Summary, fact: SequenceSlid) -> None:
+    s.slid += 1
+
+
+def _pinned(s: Summary, fact: PinGranted) -> None:
+    s.pins["granted"] += 1
+
+
+def _unpinned(s: Summary, fact: PinEnded) -> None:
+    s.pins[fact.reason] += 1
+
+
+def _not_pinned(s: Summary, fact: PinRefused) -> None:
+    s.pins["refused"] += 1
+
+
+def _changed(s: Summary, fact: ConversationChanged) -> None:
+    s.conversations[fact.change] += 1
 
 
 def _step(s: Summary, fact: StepDone) -> None:
@@ -187,6 +225,7 @@ def _done(s: Summary, fact: RequestDone) -> None:
     s.cached_tokens += fact.usage.cached_tokens
     s.cached_by_tier.update(fact.receipt.cached_by_tier)
     s.generation_tokens += fact.usage.completion_tokens
+    s.tenant_tokens[fact.tenant] += fact.receipt.computed_tokens + fact.usage.completion_tokens
     for forgotten in fact.receipt.forgotten:
         s.forgotten[forgotten.policy] += forgotten.end - forgotten.start
     s.prompt_sizes.observe(fact.usage.prompt_tokens)
@@ -235,6 +274,11 @@ _RULES: dict[type[Fact], Callable[[Summary, Any], None]] = {
     TokenFirst: _first,
     SequencePaused: _paused,
     SequenceResumed: _resumed,
+    SequenceSlid: _slid,
+    PinGranted: _pinned,
+    PinRefused: _not_pinned,
+    PinEnded: _unpinned,
+    ConversationChanged: _changed,
     StepDone: _step,
     RequestDone: _done,
     BlockStored: _stored,

@@ -35,7 +35,7 @@ from tenure.types import (
     Token,
     Usage,
 )
-from tenure.views import ConversationView, Forecast
+from tenure.views import ConversationView, Forecast, TenantView
 
 BOS = 256
 VOCAB = 300
@@ -165,6 +165,7 @@ class FakeServes:
         self.state = Health(True, True, None)
         self.dropped = 3
         self.waiting = 2
+        self.tenants: tuple[TenantView, ...] = ()
         self.planned: Request | None = None
         self.talks: list[ConversationView] = []
         self.changes: list[tuple[str, str, Change, float]] = []
@@ -208,7 +209,8 @@ class FakeServes:
             raise script.refuse
         handle = FakeHandle(request, self, replace(script))
         self.handles.append(handle)
-        self.facts.emit(RequestQueued(self.now, request.id, len(request.tokens), request.n))
+        whose = request.scope.tenant
+        self.facts.emit(RequestQueued(self.now, request.id, len(request.tokens), request.n, tenant=whose))
         handle.task = asyncio.get_running_loop().create_task(handle.play())
         return handle
 
@@ -234,6 +236,7 @@ class FakeServes:
             eviction="lru",
             pressure="pause",
             overflow="refuse",
+            tenants=self.tenants,
         )
 
     def health(self) -> Health:
@@ -304,7 +307,8 @@ class FakeServes:
         usage = Usage(prompt, made, cached)
         timings = Timings(prompt - cached, 20.0, made, 100.0, cached, 4.0)
         ends = (finish,) * request.n
+        ttft, whose = 0.03 if made else None, request.scope.tenant
         self.facts.emit(
-            RequestDone(self.now, request.id, ends, cause, usage, receipt, timings, 0.2, 0.03 if made else None, error)
+            RequestDone(self.now, request.id, ends, cause, usage, receipt, timings, 0.2, ttft, error, tenant=whose)
         )
         return Done(request.id, usage, receipt, timings, error)

@@ -8,9 +8,23 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.conftest import Running
 
 from tenure.errors import QueueFull
-from tenure.events import BlockGone, BlockReused, BlockStored, SequencePaused, SequenceResumed
+from tenure.events import (
+    BlockGone,
+    BlockReused,
+    BlockStored,
+    ConversationChanged,
+    PinEnded,
+    PinGranted,
+    PinRefused,
+    RequestStarted,
+    SequencePaused,
+    SequenceResumed,
+    SequenceSlid,
+)
 from tenure.summary import FIRST_TOKEN, INTER_TOKEN, LATENCY
+from tenure.tenants import Tenant, Tenants
 from tenure.types import BlockId, Fate, Key, SeqId
+from tenure.views import TenantView
 
 Serve = Callable[..., Running]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -136,6 +150,37 @@ def test_block_facts_are_counted(serve: Serve) -> None:
     assert samples["vllm:kv_block_reuse_gap_seconds_sum", ()] == 1.5
     assert samples["vllm:num_preemptions_total", ()] == 1
     assert samples["tenure:kv_recompute_tokens_total", (("reason", "preempted"),)] == 64
+
+
+def test_what_memory_pressure_does_is_counted(serve: Serve) -> None:
+    server = serve()
+    emit, key = server.fake.facts.emit, Key(b"k" * 16)
+    emit(RequestStarted(1.0, "r", 2.5, 100, 0, "evicted", 2.0, 64, tenant="red"))
+    emit(SequenceSlid(2.0, "r", SeqId(1), 4, 500, 504, tenant="red"))
+    emit(PinGranted(3.0, "r", key, 64, 2, 303.0, tenant="red"))
+    emit(PinRefused(3.0, "r", 64, 2, "too large", tenant="red"))
+    emit(PinEnded(4.0, key, 2, "expired", tenant="red"))
+    emit(ConversationChanged(5.0, "c", "deleted", 3, tenant="red"))
+    server.fake.tenants = (TenantView("red", 3.0, 1, 2, 50, 4096, 1024, 77.0, 0.75),)
+    samples = scrape(server)
+    assert samples["tenure:queue_prediction_error_seconds_sum", ()] == 0.5
+    assert samples["tenure:kv_recompute_tokens_total", (("reason", "evicted"),)] == 64
+    assert samples["tenure:sequences_slid_total", ()] == 1
+    assert [samples["tenure:pins_total", (("outcome", o),)] for o in ("granted", "refused", "expired")] == [1, 1, 1]
+    assert samples["tenure:conversations_changed_total", (("change", "deleted"),)] == 1
+    red = (("tenant", "red"),)
+    assert samples["tenure:tenant_held_bytes", red] == 4096
+    assert samples["tenure:tenant_waiting", red] == 2
+    assert samples["tenure:tenant_service", red] == 77.0
+
+
+def test_tokens_of_a_tenant_add_up(serve: Serve) -> None:
+    server = serve(tenants=Tenants((Tenant("red", ("sk-red",)),)))
+    server.play(cached=2)
+    body, headers = {"prompt": "Hi", "max_tokens": 3}, {"x-api-key": "sk-red"}
+    replies = [server.http.post("/v1/completions", json=body, headers=headers).json() for _ in range(3)]
+    tokens = sum(reply["kv"]["computed_tokens"] + reply["usage"]["completion_tokens"] for reply in replies)
+    assert scrape(server)["tenure:tenant_tokens_total", (("tenant", "red"),)] == tokens
 
 
 def test_buckets_are_vllms(serve: Serve) -> None:

@@ -37,6 +37,7 @@ COUNTERS = (
     ("tenure:requests_queued", "Requests taken.", "queued"),
     ("tenure:requests_started", "Requests that got into a step.", "started"),
     ("tenure:sequences_resumed", "Paused sequences that went on.", "resumed"),
+    ("tenure:sequences_slid", "Times a context slid on without its middle.", "slid"),
     ("tenure:kv_blocks_reused", "Stored blocks leased again.", "reused_blocks"),
     ("tenure:kv_blocks_cleared", "Blocks dropped by /reset_prefix_cache.", "cleared_blocks"),
     ("tenure:facts_missed", "Facts that left the bounded log before a reader came.", "facts_missed"),
@@ -51,6 +52,7 @@ HISTOGRAMS = (
     ("vllm:request_time_per_output_token_seconds", "Mean time per token of a request.", "per_output_token"),
     ("vllm:e2e_request_latency_seconds", "From arrival to the end.", "e2e"),
     ("vllm:request_queue_time_seconds", "Waiting for the first step.", "queue"),
+    ("tenure:queue_prediction_error_seconds", "The wait that was predicted against the real one.", "prediction_error"),
     ("vllm:request_prefill_time_seconds", "From the first step to the first token.", "prefill"),
     ("vllm:request_decode_time_seconds", "From the first token to the last.", "decode"),
     ("vllm:request_inference_time_seconds", "From the first step to the last token.", "inference"),
@@ -154,6 +156,14 @@ def _gauges(labels: _Labels, stats: Snapshot) -> Iterator[Metric]:
     yield labels.gauge("tenure:budget_bytes", "The memory budget.", {one: stats.budget_bytes})
     yield labels.gauge("tenure:leaked_blocks", "Blocks that nobody accounts for; always 0.", {one: stats.leaked_blocks})
     yield labels.gauge("tenure:queued_tokens", "Prompt tokens in the queue.", {one: stats.queued_tokens})
+    yield labels.gauge("tenure:pinned_blocks", "Blocks that pins hold.", {one: stats.pinned_blocks})
+    tenants = {(tenant.name,): tenant for tenant in stats.tenants}
+    held = {name: float(tenant.held_bytes) for name, tenant in tenants.items()}
+    yield labels.gauge("tenure:tenant_held_bytes", "What a tenant's running sequences hold.", held, ("tenant",))
+    waiting = {name: float(tenant.waiting) for name, tenant in tenants.items()}
+    yield labels.gauge("tenure:tenant_waiting", "A tenant's sequences in the queue.", waiting, ("tenant",))
+    service = {name: tenant.service for name, tenant in tenants.items()}
+    yield labels.gauge("tenure:tenant_service", "What a tenant was served, in prompt tokens.", service, ("tenant",))
     start = stats.predicted_start_s
     yield labels.gauge("tenure:queue_predicted_start_seconds", "When a request sent now would start.", {one: start})
 
@@ -173,11 +183,17 @@ def _counters(labels: _Labels, summary: Summary, cuts: Counter[str]) -> Iterator
         "tenure:kv_gone", "Blocks that left a tier.", dict(summary.gone), ("tier", "fate", "by", "reason")
     )
     yield labels.counter("tenure:kv_stored", "Blocks that became shareable.", _keyed(summary.stored), ("tier",))
-    recomputed = {("preempted",): summary.recomputed_tokens}
+    recomputed = {("preempted",): summary.recomputed_tokens, ("evicted",): summary.evicted_tokens}
     yield labels.counter("tenure:kv_recompute_tokens", "Tokens computed again.", recomputed, ("reason",))
     yield labels.counter("tenure:prefix_miss", "Why reuse ended.", _keyed(summary.misses), ("reason",))
     forgotten = _keyed(summary.forgotten)
     yield labels.counter("tenure:forgotten_tokens", "Tokens the model could not see.", forgotten, ("policy",))
+    pins = _keyed(summary.pins)
+    yield labels.counter("tenure:pins", "Pins granted and refused, and how they ended.", pins, ("outcome",))
+    changes = _keyed(summary.conversations)
+    yield labels.counter("tenure:conversations_changed", "What was done to conversations.", changes, ("change",))
+    tokens = _keyed(summary.tenant_tokens)
+    yield labels.counter("tenure:tenant_tokens", "Tokens computed and generated for a tenant.", tokens, ("tenant",))
     causes = _keyed(summary.limit_causes)
     yield labels.counter("tenure:limit_cause", "What ended answers of finish `length`.", causes, ("cause",))
     cut = {(why.value,): cuts[why.value] for why in Cut}
