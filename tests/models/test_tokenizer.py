@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,8 @@ def test_llama3_words_that_are_tokens_stay_whole() -> None:
 def test_every_pre_tokenizer_keeps_the_text(name: str) -> None:
     made = tokenizer.from_gguf(Fields("m", tiny_tokenizer() | {"tokenizer.ggml.pre": name}))
     for text in TEXTS + DIGITS:
-        assert made.decode(made.encode(text, special=False)) == text
+        want = unicodedata.normalize("NFC", text) if name == "qwen2" else text
+        assert made.decode(made.encode(text, special=False)) == want
 
 
 BAD_GGUF = {

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tenure.errors import BrokenFile, InvalidRequest, ModelNotFound, UnsupportedModel
@@ -29,10 +29,18 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _SHORT
+    + r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _SHORT
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # fmt: skip
 _SMOLLM = (r"\p{N}", _GPT2)
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
+    "olmo": (_GPT2,),
     "smollm": _SMOLLM,
     "starcoder": _SMOLLM,
     "refact": _SMOLLM,
@@ -40,11 +48,18 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "llama-v3": (_LLAMA3,),
     "llama-bpe": (_LLAMA3,),
     "smaug-bpe": (_LLAMA3,),
+    "dbrx": (_LLAMA3,),
+    "qwen2": (_QWEN2,),
+    "gpt-4o": (_GPT4O,),
     "tekken": (_TEKKEN,),
 }
 """GGUF's tokenizer.ggml.pre → the patterns that cut text before merging, one after the other."""
 _WHOLE_WORDS_FIRST = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Vocabularies in which a word that is a token stays one, whatever its merges say."""
+_COMPOSED_FIRST = frozenset({"qwen2"})
+"""Vocabularies whose text is normalised to NFC, as their tokenizer.json says and GGUF does not."""
+_KEEP_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Phi-3's control tokens that do not swallow the white space after them, as all its others do."""
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<end_of_turn>"})
 """Control tokens that end an answer even in files that name only one of them."""
 
@@ -210,7 +225,10 @@ def from_gguf(fields: Fields, size: int = 0) -> Tokenizer:
     else:
         raise UnsupportedModel(f"{fields.where}: tokenizer.ggml.model {kind} is not supported; supported: gpt2, llama")
     control = [t for t, k in zip(tokens, types, strict=True) if k == _CONTROL]
-    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
+    swallows = kind == "llama" and fields.raw("general.architecture") == "phi3"
+    backend.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False, rstrip=swallows and t not in _KEEP_SPACE) for t in control]
+    )
     user = [t for t, k in zip(tokens, types, strict=True) if k == _USER]
     backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in user])
     top = len(tokens) - 1
@@ -243,6 +261,8 @@ def _byte_level(fields: Fields, tokens: list[str]) -> Backend:
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
+    if name in _COMPOSED_FIRST:
+        backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     return backend
 
