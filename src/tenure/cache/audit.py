@@ -10,7 +10,7 @@ from tenure.cache.lease import Held, LeaseId
 from tenure.cache.leaves import Leaves
 from tenure.cache.ledger import Ledger
 from tenure.cache.pool import FREE, BlockPool
-from tenure.cache.radix import Node, RadixIndex
+from tenure.cache.radix import Node, RadixIndex, Usable
 from tenure.errors import Corrupt
 from tenure.types import Key
 
@@ -48,27 +48,32 @@ def check_pool(pool: BlockPool, index: RadixIndex, leases: Iterable[Held]) -> No
     private: list[int] = []
     for held in leases:
         shared = held.shared()
-        refs.update(held.lease.blocks)
-        private.extend(held.lease.blocks[len(shared) :])
-        require(len(set(held.lease.blocks)) == len(held.lease.blocks), "a lease holds a block twice")
-        require(
-            list(held.lease.blocks[: len(shared)]) == [node.block for node in shared],
-            "a lease's blocks are not those of its nodes",
-        )
+        lease = held.lease
+        blocks = [*lease.blocks] if lease.open is None else [*lease.blocks, lease.open]
+        refs.update(blocks)
+        require(len(set(blocks)) == len(blocks), "a lease holds a block twice")
+        own = [*lease.blocks[: len(held.nodes)], *([lease.open] if held.tail and lease.open is not None else [])]
+        own = own if lease.open is not None else [*lease.blocks[: len(shared)]]
+        require(own == [node.block for node in shared], "a lease's blocks are not those of its nodes")
+        private.extend(held.private())
     free = pool.free_ids()
     resident = [node.block for node in index.nodes.values()]
     require(
-        sorted([*free, *resident, *private]) == list(range(pool.total)),
+        sorted([*free, *resident, *private]) == pool.ids(),
         "free, resident and private blocks do not partition the ids",
     )
     require(all(pool.refs[block] == FREE for block in free), "a free block has references")
     require(
         all(pool.refs[block] == refs[block] for block in (*resident, *private)), "references are not the sum of leases"
     )
-    require(pool.counts().leased == len(refs), "the count of leased blocks is not that of the blocks leased")
+    leased = sum(kind.leased for kind in pool.by_kind())
+    require(leased == len(refs), "the count of leased blocks is not that of the blocks leased")
+    counts = pool.counts()
+    require(counts.leased + counts.cached + counts.free == counts.total, "the states don't add up to the total")
+    pool.check()
 
 
-def check_leaves(leaves: Leaves, pool: BlockPool, index: RadixIndex) -> None:
+def check_leaves(leaves: Leaves, pool: BlockPool, index: RadixIndex, usable: Usable | None) -> None:
     """Evictable are exactly the idle blocks without kids; behind idle ones all are idle; no idle tail is held twice."""
     for node in index.nodes.values():
         idle = pool.refs[node.block] == 0
@@ -77,10 +82,9 @@ def check_leaves(leaves: Leaves, pool: BlockPool, index: RadixIndex) -> None:
         idle = parent.parent is not None and pool.refs[parent.block] == 0
         leased = [pool.refs[kid.block] > 0 for kid in parent.kids]
         require(not idle or not any(leased), "a leased block stands behind an idle one")
-        for at, longer in enumerate(parent.heads[1:]):
-            shorter = parent.heads[at]
+        for kid, is_leased in zip(parent.kids, leased, strict=True):
             require(
-                leased[at] or longer[: len(shorter)] != shorter,
+                is_leased or len(kid.tokens) == index.block_tokens or not index.is_head(parent, kid.tokens, usable),
                 "an idle tail is held again as the head of its sibling",
             )
     leaves.check()

@@ -7,19 +7,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 
+from tenure import spec
 from tenure.cache import audit, keys
 from tenure.cache.ghosts import Ghosts
 from tenure.cache.lease import Grant, Held, Lease, LeaseId
 from tenure.cache.leaves import Leaves
 from tenure.cache.ledger import Ledger
 from tenure.cache.plan import Ask, Head, Lost, Match, Plan, Shortfall
-from tenure.cache.pool import BlockPool
+from tenure.cache.pool import STORED, BlockPool, Room, SlabPool
 from tenure.cache.radix import Node, RadixIndex
 from tenure.errors import StalePlan
 from tenure.events import BlockGone, BlockMerged, BlockReused, BlockStored, CacheCleared, FactLog
 from tenure.policy.base import EvictionPolicy
-from tenure.spec import Codec
-from tenure.types import BlockId, CopyOp, Fate, Key, PoolCounts, Scope, Token
+from tenure.spec import ArenaLayout, Codec
+from tenure.types import BlockId, CopyOp, Fate, Key, KindCounts, PoolCounts, Scope, Token
 
 DEVICE = "device"
 
@@ -33,7 +34,7 @@ class KvCache:
 
     def __init__(
         self,
-        pool_blocks: int,
+        pool: int | ArenaLayout,
         block_tokens: int,
         *,
         codec: Codec,
@@ -42,15 +43,19 @@ class KvCache:
         ghosts: Ghosts | None = None,
         shared: Sequence[Sequence[Token]] = (),
     ) -> None:
-        """`pool_blocks` blocks of `block_tokens` tokens, both at least 1. The log's facts teach `eviction`; `ghosts`
-        remember what was lost; the prefixes in `shared` belong to all tenants."""
+        """`pool`: how many blocks there are, or how an arena is cut for them; of `block_tokens` tokens each, both at
+        least 1. The log's facts teach `eviction`; `ghosts` remember what was lost; `shared` prefixes are everyone's."""
         if block_tokens < 1:
             raise ValueError(f"a block needs at least one token, not {block_tokens}")
         self._size = block_tokens
-        self._codec = codec
         self._eviction = eviction
         self._facts = facts
-        self._pool = BlockPool(pool_blocks)
+        self._pool = BlockPool(pool, codec.name) if isinstance(pool, int) else SlabPool(pool)
+        self._staged = self._pool.staging != STORED
+        """Whether open blocks are of another kind than full ones."""
+        self._tails = codec.head_reusable or self._staged
+        """Whether heads of blocks are reused: of those whose values are unquantised."""
+        self._usable = self._is_unquantised if len(self._pool.codecs) > 1 else None
         self._index = RadixIndex(block_tokens)
         self._roots = keys.Roots(block_tokens, shared)
         self._owners: dict[Key, str] = {}
@@ -78,8 +83,27 @@ class KvCache:
     def block_tokens(self) -> int:
         return self._size
 
+    @property
+    def staged(self) -> bool:
+        """Whether open blocks are staged apart from full ones."""
+        return self._staged
+
     def counts(self) -> PoolCounts:
         return self._pool.counts()
+
+    def by_codec(self) -> tuple[KindCounts, ...]:
+        """Blocks in use, by how they are stored."""
+        return self._pool.by_kind()
+
+    def codecs(self, lease: Lease, tokens: int) -> dict[str, int]:
+        """How the first `tokens` tokens of a sequence are held, in tokens by codec."""
+        held: Counter[str] = Counter()
+        full, left = divmod(tokens, self._size)
+        for block in lease.blocks[:full]:
+            held[self._pool.codec(block)] += self._size
+        if left:
+            held[self._pool.codecs[self._pool.staging]] += left
+        return dict(held)
 
     def match(self, scope: Scope, tokens: Sequence[Token]) -> Match:
         """The longest reusable prefix of all of `tokens`. Stamps nothing."""
@@ -136,20 +160,19 @@ class KvCache:
 
     def leaked(self) -> int:
         """Blocks that are neither free, cached nor of any lease; 0 unless there is a bug."""
-        private = sum(
-            len(held.lease.blocks) - len(held.nodes) - (held.tail is not None) for held in self._leases.values()
-        )
-        return self._pool.total - self._pool.free - len(self._index.nodes) - private
+        private = sum(len(held.private()) for held in self._leases.values())
+        return self._pool.used - len(self._index.nodes) - private
 
     def freed_by(self, lease: Lease) -> int:
         """Blocks that only this lease holds: what its release would make free or evictable."""
-        return sum(self._pool.refs[block] == 1 for block in lease.blocks)
+        own = lease.open is not None and self._pool.refs[lease.open] == 1
+        return own + sum(self._pool.refs[block] == 1 for block in lease.blocks)
 
     def check(self) -> None:
         """Verify every invariant; raises Corrupt with a sentence naming the one that does not hold."""
         audit.check_index(self._index)
         audit.check_pool(self._pool, self._index, self._leases.values())
-        audit.check_leaves(self._leaves, self._pool, self._index)
+        audit.check_leaves(self._leaves, self._pool, self._index, self._usable)
         audit.check_leases(self._leases, self._promises, self._size)
         audit.check_books(self.ledger, DEVICE, len(self._index.nodes))
 
@@ -167,8 +190,10 @@ class KvCache:
         taken = self._pool.take(plan.takes)
         if plan.lease is not None:
             held = self._leases[plan.lease.id]
-            held.lease = replace(plan.lease, blocks=(*plan.lease.blocks, *taken))
+            blocks = (*plan.lease.blocks, *taken)
+            held.lease = replace(plan.lease, blocks=blocks, room=self._room(len(blocks)))
             return Grant(held.lease, ())
+        opened = self._pool.take(plan.opens, self._pool.staging)
         for node in nodes:
             self._reuse(node, len(node.tokens), now)
             self._hold(node)
@@ -180,13 +205,21 @@ class KvCache:
                 tail = source
                 self._hold(tail)
             else:
-                copies = (CopyOp(source.block, taken[0]),)
+                copies = (CopyOp(source.block, (opened or taken)[0]),)
                 if source in self._leaves:  # it was just used: let it queue again
                     self._leaves.discard(source)
                     self._leaves.add(source)
-        blocks = [node.block for node in (*nodes, *([tail] if tail else []))]
+        here = [node.block for node in nodes]
+        if tail:
+            (opened if self._staged else here).append(tail.block)
         lease = Lease(
-            LeaseId(next(self._ids)), plan.scope, (*blocks, *taken), plan.reused_tokens, self._size * len(nodes)
+            LeaseId(next(self._ids)),
+            plan.scope,
+            (*here, *taken),
+            plan.reused_tokens,
+            self._size * len(nodes),
+            self._room(len(here) + len(taken)),
+            opened[0] if opened else None,
         )
         self._leases[lease.id] = Held(lease, nodes, tail, set(plan.promises))
         self._promises.update(dict.fromkeys(plan.promises, lease.id))
@@ -200,7 +233,7 @@ class KvCache:
         (append-only: the owner goes on writing behind it). Costs nothing when no block became full.
         """
         held = self._held(lease)
-        if computed > len(tokens) or computed > self._size * len(lease.blocks):
+        if computed > len(tokens) or computed > lease.room:
             raise ValueError(f"{computed} computed of {len(tokens)} tokens in {len(lease.blocks)} blocks")
         if computed >= lease.committed_tokens + self._size:
             self._commit_full(held, tokens, computed, now)
@@ -218,7 +251,7 @@ class KvCache:
         for node in path:
             self._hold(node)
         held = self._size * len(path)
-        lease = Lease(LeaseId(next(self._ids)), scope, tuple(node.block for node in path), held, held)
+        lease = Lease(LeaseId(next(self._ids)), scope, tuple(node.block for node in path), held, held, held)
         self._leases[lease.id] = Held(lease, path, None, set())
         return lease
 
@@ -252,7 +285,7 @@ class KvCache:
         for key in held.promised:
             del self._promises[key]
         shared = held.shared()
-        private = lease.blocks[len(shared) :]
+        private = held.private()
         for block in private:
             self._pool.unhold(block)
         self._pool.give(private)
@@ -263,7 +296,7 @@ class KvCache:
                     self._leaves.add(node)
         if bad:
             self._revoke(shared[computed // self._size :], why, now)
-        elif held.tail and held.tail.parent and self._index.is_head(held.tail.parent, held.tail.tokens):
+        elif held.tail and held.tail.parent and self._index.is_head(held.tail.parent, held.tail.tokens, self._usable):
             self._evict(held.tail, Fate.DUPLICATE, "cache", "a longer block holds it", now)
 
     def drop_unleased(self, now: float) -> int:
@@ -286,27 +319,30 @@ class KvCache:
     def _idle(self, node: Node) -> bool:
         return self._pool.refs[node.block] == 0
 
+    def _is_unquantised(self, node: Node) -> bool:
+        return spec.codec(self._pool.codec(node.block)).head_reusable
+
     def _plan_growth(self, lease: Lease, room: int, now: float) -> Plan | Shortfall:
         self._held(lease)
-        takes = max(0, self._blocks(room) - len(lease.blocks))
-        short = self._shortfall(takes, 0)
+        takes = max(0, self._stored(room) - len(lease.blocks))
+        short = self._shortfall(takes, 0, ())
         if short:
             return short
-        return Plan(self._epoch, lease.scope, lease, (), None, takes, self._victims(takes, now, ()), (), 0, takes)
+        return Plan(self._epoch, lease.scope, lease, (), None, takes, 0, self._victims(takes, 0, now, ()), (), 0, takes)
 
     def _plan_start(self, ask: Ask, now: float) -> Plan | Shortfall:
         if not ask.tokens or ask.room < len(ask.tokens):
             raise ValueError(f"room for {ask.room} tokens asked for a sequence of {len(ask.tokens)}")
         path, head, behind = self._reach(ask.scope, ask.tokens, len(ask.tokens) - 1)
-        takes = self._blocks(ask.room) - len(path)
+        takes, opens = self._stored(ask.room) - len(path), int(self._staged)
         sources = [self._index.nodes[head.key]] if head else []
         spared = {node for node in (*path, *sources) if self._idle(node)}
         if head and head.whole:
-            takes -= 1
-        elif head and self._shortfall(takes, len(spared)):
+            takes, opens = (takes, 0) if self._staged else (takes - 1, 0)
+        elif head and self._shortfall(takes, opens, spared):
             head = None  # its block is needed: better to compute a few tokens again than not to start
             spared.intersection_update(path)
-        short = self._shortfall(takes, len(spared))
+        short = self._shortfall(takes, opens, spared)
         if short:
             return short
         return Plan(
@@ -316,14 +352,21 @@ class KvCache:
             reused=tuple(node.key for node in path),
             head=head,
             takes=takes,
-            victims=self._victims(takes, now, spared),
+            opens=opens,
+            victims=self._victims(takes, opens, now, spared),
             promises=self._open_keys(ask.scope, ask.tokens, len(path), behind),
             reused_tokens=self._size * len(path) + (head.tokens if head else 0),
             leases=takes + sum(map(self._idle, path)) + (head is not None and head.whole),
         )
 
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._size)
+    def _stored(self, tokens: int) -> int:
+        """Stored blocks that a sequence with room for `tokens` has: those that can become full, when open ones are
+        staged apart."""
+        return tokens // self._size if self._staged else -(-tokens // self._size)
+
+    def _room(self, blocks: int) -> int:
+        """Tokens that a sequence with so many stored blocks has room for."""
+        return self._size * (blocks + 1) - 1 if self._staged else self._size * blocks
 
     def _behind(self, scope: Scope, nodes: Sequence[Node], common: int) -> Node:
         """Behind which node the block after `nodes` goes, when `common` blocks belong to all tenants."""
@@ -348,29 +391,45 @@ class KvCache:
         path, behind = self._walk(scope, tokens, limit)
         start = self._size * len(path)
         parent = self._index.nodes.get(behind) or self._index.roots.get(behind)
-        if parent is None or not parent.kids or start == limit or not self._codec.head_reusable:
+        if parent is None or not parent.kids or start == limit or not self._tails:
             return path, None, behind
-        found = self._index.closest(parent, tuple(tokens[start : min(limit, start + self._size)]))
+        found = self._index.closest(parent, tuple(tokens[start : min(limit, start + self._size)]), self._usable)
         if found is None:
             return path, None, behind
         node, n = found
         whole = n == len(node.tokens) and self._idle(node)
         return path, Head(node.key, node.block, n, whole), behind
 
-    def _shortfall(self, takes: int, spared: int) -> Shortfall | None:
-        free, evictable = self._pool.free, self._pool.cached - spared
-        if takes <= free + evictable:
+    def _shortfall(self, takes: int, opens: int, spared: Iterable[Node]) -> Shortfall | None:
+        lack = self._pool.lack(takes, opens, (node.block for node in spared))
+        if lack is None:
             return None
-        leased = self._pool.counts().leased
-        reason = f"{takes} blocks wanted, {free} free, {evictable} evictable; {len(self._leases)} leases hold {leased}"
-        return Shortfall(takes, free, evictable, reason)
+        leases, leased = len(self._leases), self._pool.counts().leased
+        reason = f"{lack.needed} blocks wanted, {lack.free} free, {lack.evictable} evictable; "
+        return Shortfall(*lack, reason + f"{leases} leases hold {leased}")
 
-    def _victims(self, takes: int, now: float, spared: Iterable[Node]) -> tuple[Key, ...]:
-        """Every idle block can go, leaf by leaf: whoever leases a block leases all before it."""
-        wanted = takes - self._pool.free
-        if wanted <= 0:
+    def _victims(self, takes: int, opens: int, now: float, spared: Iterable[Node]) -> tuple[Key, ...]:
+        """Who goes, in order, until there is room. Every idle block can go, leaf by leaf: whoever leases a block leases
+        all before it. When nothing lacks but room to stage a block, tails go, if that is enough."""
+        room = self._pool.room(takes, opens)
+        if room.met:
             return ()
-        return tuple(node.key for node in self._leaves.choose(wanted, now, frozenset(spared)))
+        kept = frozenset(spared)
+        if not room.lacks_stored:
+            tails = self._until(room, self._leaves.order(now, kept, lambda node: len(node.tokens) < self._size))
+            if tails:
+                return tails
+        return self._until(self._pool.room(takes, opens), self._leaves.order(now, kept))
+
+    def _until(self, room: Room, order: Iterable[Node]) -> tuple[Key, ...]:
+        """Keys of the first of `order` whose going makes room; none when all of them are not enough."""
+        gone: list[Key] = []
+        for node in order:
+            room.gone(node.block)
+            gone.append(node.key)
+            if room.met:
+                return tuple(gone)
+        return ()
 
     def _open_keys(self, scope: Scope, tokens: Sequence[Token], held: int, behind: Key) -> tuple[Key, ...]:
         """Keys of the full blocks behind the `held` first that nobody computes yet."""
@@ -408,15 +467,17 @@ class KvCache:
 
     def _commit_tail(self, held: Held, tokens: Sequence[Token], computed: int, now: float) -> None:
         start = held.lease.committed_tokens
-        if not self._codec.head_reusable or (held.tail and len(held.tail.tokens) >= computed - start):
+        if not self._tails or (held.tail and len(held.tail.tokens) >= computed - start):
             return
         self._epoch += 1
         self._withdraw(held, now)
         ids = tuple(tokens[start:computed])
         scope = held.lease.scope
         parent = self._behind(scope, held.nodes, self._roots.common(scope, tokens))
-        if self._index.child(parent, ids) is None and not self._index.is_head(parent, ids):
-            held.tail = self._store(scope, parent, ids, held.lease.blocks[len(held.nodes)], now)
+        if self._index.child(parent, ids) is None and not self._index.is_head(parent, ids, self._usable):
+            lease = held.lease
+            block = lease.blocks[len(held.nodes)] if lease.open is None else lease.open
+            held.tail = self._store(scope, parent, ids, block, now)
 
     def _withdraw(self, held: Held, now: float) -> None:
         """Take back the lease's own tail, because its block now holds more."""
@@ -434,9 +495,9 @@ class KvCache:
         self.ghosts.forget(node.key)
         owner = self._owner(node)
         self._facts.emit(
-            BlockStored(now, node.key, above, block, DEVICE, self._codec.name, len(ids), ids, tenant=owner)
+            BlockStored(now, node.key, above, block, DEVICE, self._pool.codec(block), len(ids), ids, tenant=owner)
         )
-        shorter = self._index.shorter(node)
+        shorter = self._index.shorter(node, self._usable)
         if shorter and self._idle(shorter):
             self._evict(shorter, Fate.DUPLICATE, "cache", "a longer block holds it", now)
         return node

@@ -21,11 +21,15 @@ class Lease:
     id: LeaseId
     scope: Scope
     blocks: tuple[BlockId, ...]
-    """Block i holds tokens [i·B, (i+1)·B) of the sequence."""
+    """Block i holds tokens [i·B, (i+1)·B) of the sequence, or will once it is full and stored."""
     reused_tokens: int
     """Tokens that were held when the lease began: the sequence computes from here on."""
     committed_tokens: int
     """Tokens in full blocks that are shareable: a multiple of B."""
+    room: int
+    """Tokens there are blocks for."""
+    open: BlockId | None = None
+    """Where the block that is not full yet is staged; None: where it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +54,13 @@ class Held:
     def shared(self) -> list[Node]:
         """The nodes it holds, in order; the rest of its blocks nobody else can see."""
         return [*self.nodes, self.tail] if self.tail else self.nodes
+
+    def private(self) -> list[BlockId]:
+        """Its blocks that nobody else can see."""
+        lease = self.lease
+        mine = list(lease.blocks[len(self.nodes) :])
+        if lease.open is not None:
+            mine.append(lease.open)
+        if self.tail:
+            mine.remove(self.tail.block)
+        return mine

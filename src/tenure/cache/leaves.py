@@ -6,9 +6,9 @@ reads the heaps from their tops down and changes nothing, so a plan that is thro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Container, Hashable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 
 from tenure.cache.pool import BlockPool
 from tenure.cache.radix import Node
@@ -17,6 +17,7 @@ from tenure.policy.base import BlockView, EvictionPolicy
 
 _Entry = tuple[float, int, Node]
 """Last use, ticket, leaf; live while the leaf still has that ticket."""
+Only = Callable[[Node], bool]
 _EXPOSED = -1
 """Place in the heap of an entry that is not in it: a parent all of whose kids have been chosen."""
 
@@ -95,9 +96,15 @@ class Leaves:
 
         Fewer come back only when nothing else is evictable.
         """
-        chosen: list[Node] = []
+        return list(islice(self.order(now, spared), n))
+
+    def order(self, now: float, spared: Collection[Node], only: Only | None = None) -> Iterator[Node]:
+        """Who goes, one after the other: each a leaf once those before it are gone, none of `spared`, and with `only`
+        none but these. Nothing may change meanwhile."""
+        chosen = 0
         gone: dict[Node, int] = {}
-        fronts = {name: _Front(bucket.entries, spared) for name, bucket in self._buckets.items()}
+        passed: Container[Node] = spared if only is None else _Passed(spared, only)
+        fronts = {name: _Front(bucket.entries, passed) for name, bucket in self._buckets.items()}
         ranks: dict[Hashable, tuple[float, float]] = {}
 
         def rank(name: Hashable) -> None:
@@ -109,20 +116,31 @@ class Leaves:
 
         for name in fronts:
             rank(name)
-        while len(chosen) < n and ranks:
+        while ranks:
             name = min(ranks, key=ranks.__getitem__)
             node = fronts[name].pop()
             rank(name)
-            chosen.append(node)
+            chosen += 1
+            yield node
             parent = node.parent
-            if parent is None or parent.parent is None or parent in spared or self._pool.refs[parent.block]:
+            if parent is None or parent.parent is None or parent in passed or self._pool.refs[parent.block]:
                 continue
             gone[parent] = gone.get(parent, 0) + 1
             if gone[parent] == len(parent.kids):
                 name = self._policy.bucket(self.view(parent))
-                fronts.setdefault(name, _Front([], spared)).push((parent.last_used, -len(chosen), parent))
+                fronts.setdefault(name, _Front([], passed)).push((parent.last_used, -chosen, parent))
                 rank(name)
-        return chosen
+
+
+class _Passed(Container[Node]):
+    """Blocks that are passed over: the spared ones, and all but a sort."""
+
+    def __init__(self, spared: Collection[Node], only: Only) -> None:
+        self._spared = spared
+        self._only = only
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._spared or (isinstance(node, Node) and not self._only(node))
 
 
 class _Front:
@@ -130,7 +148,7 @@ class _Front:
 
     __slots__ = ("entries", "frontier", "spared")
 
-    def __init__(self, entries: list[_Entry], spared: Collection[Node]) -> None:
+    def __init__(self, entries: list[_Entry], spared: Container[Node]) -> None:
         self.entries = entries
         self.spared = spared
         self.frontier: list[tuple[float, int, Node, int]] = [(*entries[0], 0)] if entries else []

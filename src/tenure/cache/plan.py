@@ -60,7 +60,9 @@ class Plan:
     head: Head | None
     """Taken over when whole, else copied into the first block taken."""
     takes: int
-    """Blocks to take from the free ones, once the victims are gone."""
+    """Stored blocks to take from the free ones, once the victims are gone."""
+    opens: int
+    """Blocks to take to stage what is not full yet: 1 or 0."""
     victims: tuple[Key, ...]
     """Blocks to evict, in order: each is a leaf when its turn comes."""
     promises: tuple[Key, ...]

@@ -7,7 +7,7 @@ that child is a neighbour of the place where the tokens would stand.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from tenure.cache.keys import common_head
 from tenure.types import BlockId, Key, Token
@@ -48,6 +48,10 @@ class Node:
         self.bucket: Hashable = None
 
 
+Usable = Callable[[Node], bool]
+"""Whether the head of a block can be copied."""
+
+
 class RadixIndex:
     """Full blocks and tails of all scopes. `nodes` are the resident ones by key, `roots` the scopes that have any."""
 
@@ -73,8 +77,11 @@ class RadixIndex:
             end += size
         return path
 
-    def closest(self, parent: Node, ids: tuple[Token, ...]) -> tuple[Node, int] | None:
-        """The child that shares the longest head with `ids`, and its length; None when no child shares a token."""
+    def closest(self, parent: Node, ids: tuple[Token, ...], usable: Usable | None = None) -> tuple[Node, int] | None:
+        """The child that shares the longest head with `ids`, and its length; None when no child shares a token.
+        With `usable`, of those children."""
+        if usable:
+            return self._closest_of(parent, ids, usable)
         heads, kids = parent.heads, parent.kids
         at = bisect_left(heads, ids)
         below = common_head(heads[at - 1], ids) if at else 0
@@ -88,18 +95,41 @@ class RadixIndex:
         at = bisect_left(parent.heads, ids)
         return parent.kids[at] if at < len(parent.heads) and parent.heads[at] == ids else None
 
-    def is_head(self, parent: Node, ids: tuple[Token, ...]) -> bool:
-        """Whether a child other than one that holds exactly `ids` begins with them."""
-        at = bisect_left(parent.heads, ids)
-        at += at < len(parent.heads) and parent.heads[at] == ids
-        return at < len(parent.heads) and parent.heads[at][: len(ids)] == ids
+    def _closest_of(self, parent: Node, ids: tuple[Token, ...], usable: Usable) -> tuple[Node, int] | None:
+        """From where the tokens would stand, the common head gets no longer to either side."""
+        heads, kids = parent.heads, parent.kids
+        place = bisect_left(heads, ids)
+        best: tuple[Node, int] | None = None
+        for side in (range(place - 1, -1, -1), range(place, len(heads))):
+            for at in side:
+                shared = common_head(heads[at], ids)
+                if shared <= (best[1] if best else 0):
+                    break
+                if usable(kids[at]):
+                    best = kids[at], shared
+                    break
+        return best
 
-    def shorter(self, node: Node) -> Node | None:
-        """The sibling right before `node`, when its tokens are a head of node's."""
+    def is_head(self, parent: Node, ids: tuple[Token, ...], usable: Usable | None = None) -> bool:
+        """Whether a (usable) child other than one that holds exactly `ids` begins with them."""
+        heads = parent.heads
+        for at in range(bisect_left(heads, ids), len(heads)):
+            if heads[at][: len(ids)] != ids:
+                return False
+            if heads[at] != ids and (usable is None or usable(parent.kids[at])):
+                return True
+        return False
+
+    def shorter(self, node: Node, usable: Usable | None = None) -> Node | None:
+        """The longest sibling whose tokens are a head of node's; no two usable ones continue each other."""
         assert node.parent is not None
-        at = bisect_left(node.parent.heads, node.tokens)
-        before = node.parent.kids[at - 1] if at else None
-        return before if before is not None and node.tokens[: len(before.tokens)] == before.tokens else None
+        parent, ids = node.parent, node.tokens
+        at = bisect_left(parent.heads, ids)
+        if usable is None:  # then nothing can stand in between
+            before = parent.kids[at - 1] if at else None
+            return before if before is not None and ids[: len(before.tokens)] == before.tokens else None
+        heads = (self.child(parent, ids[:n]) for n in range(len(ids) - 1, 0, -1))
+        return next((head for head in heads if head is not None), None) if usable(node) else None
 
     def root(self, key: Key) -> Node:
         """The root named `key`. A new one lasts from its first child to its last."""
