@@ -378,12 +378,22 @@ def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hub:
         @staticmethod
-        def snapshot_download(repository: str, allow_patterns: list[str]) -> str:
-            assert allow_patterns == hf.WANTED
+        def snapshot_download(repository: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+            assert (allow_patterns, ignore_patterns) == (hf.WANTED, hf.UNWANTED)
             raise OSError(f"no route to {repository}")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
     with pytest.raises(ModelNotFound, match="fetching it from the hub failed: no route to owner/name"):
+        models.load("owner/name")
+
+
+def test_the_real_hub_client_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cached and nothing may be fetched: one clear error, and no wait for a network."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelNotFound, match="owner/name: no such path, and fetching it from the hub failed"):
         models.load("owner/name")
 
 
@@ -392,7 +402,7 @@ def test_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Hub:
         @staticmethod
-        def snapshot_download(repository: str, allow_patterns: list[str]) -> str:
+        def snapshot_download(repository: str, **patterns: list[str]) -> str:
             return str(tmp_path)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)

@@ -26,6 +26,8 @@ SUPPORTED_TYPES = ", ".join(_ITEM_BYTES)
 _MAX_HEADER = 100 << 20
 WANTED = ["*.json", "*.safetensors", "*.jinja"]
 """The files of a hub repository that serving needs."""
+UNWANTED = ["*/*", "consolidated*"]
+"""Of those what is in folders (other formats, adapters), and the second copy of the weights that some have."""
 
 
 @dataclass(frozen=True, slots=True)

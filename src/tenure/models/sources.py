@@ -276,7 +276,7 @@ def open_source(source: str, served: int | None = None) -> Source:
 
 
 def _download(repository: str) -> Path:
-    """The files of a hub repository, in the hub's own cache."""
+    """The files of a hub repository, in the hub's own cache; its client shows the progress and resumes."""
     try:
         hub: Any = importlib.import_module("huggingface_hub")
     except ModuleNotFoundError:
@@ -285,7 +285,7 @@ def _download(repository: str) -> Path:
             "pip install 'tenure[hub]', or download the model and give its directory"
         ) from None
     try:
-        return Path(hub.snapshot_download(repository, allow_patterns=hf.WANTED))
+        return Path(hub.snapshot_download(repository, allow_patterns=hf.WANTED, ignore_patterns=hf.UNWANTED))
     except Exception as error:
         # The hub's client raises its own, httpx's and the system's errors; all mean that the model is not here.
         raise ModelNotFound(
