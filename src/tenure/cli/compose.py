@@ -53,6 +53,7 @@ def compose(settings: Settings) -> Iterator[Composed]:
             weights=settings.weights,
             kv_codec=codec_name(settings),
             threads=settings.threads,
+            context=settings.max_model_len,
             progress=told,
         )
     engine = Engine(
