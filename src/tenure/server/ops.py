@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -111,9 +112,9 @@ class Ops:
 
     async def kv(self, request: HttpRequest) -> Response:
         """GET /v1/kv: the pool, its budget and policies, and what has become of blocks and tokens since the start."""
-        return Json(self._kv())
+        return Json(self._kv(caller_of(request)))
 
-    def _kv(self) -> dict[str, Any]:
+    def _kv(self, caller: Caller) -> dict[str, Any]:
         stats, card, sums = self._serves.stats(), self._serves.card, self._metrics.summary()
         pool = stats.pool
         return {
@@ -130,6 +131,7 @@ class Ops:
                 "arena_bytes": stats.arena_bytes,
             },
             "tiers": {"device": {"leased": pool.leased, "cached": pool.cached, "free": pool.free, "total": pool.total}},
+            "pinned_blocks": stats.pinned_blocks,
             "leaked_blocks": stats.leaked_blocks,
             "policy": {"eviction": stats.eviction, "pressure": stats.pressure, "overflow": stats.overflow},
             "running": stats.running,
@@ -138,6 +140,7 @@ class Ops:
             "max_num_seqs": stats.max_num_seqs,
             "predicted_start_s": stats.predicted_start_s,
             "steps": stats.steps,
+            "tenants": [dataclasses.asdict(tenant) for tenant in stats.tenants if caller.sees in (None, tenant.name)],
             "since_start": {
                 "prompt_tokens": sums.prompt_tokens,
                 "cached_tokens": sums.cached_tokens,
