@@ -15,7 +15,7 @@ export PIP_PROGRESS_BAR := off
 
 NATIVE := CMakeLists.txt $(wildcard native/*)
 SOURCES := pyproject.toml $(NATIVE) $(shell find src -name '*.py' -o -name '*.html' -o -name '*.css' -o -name '*.js')
-.PHONY: serve install test test-full sanitize lint native bench docs clean help
+.PHONY: serve install test test-full sanitize cross lint native bench docs clean help
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -81,6 +81,16 @@ sanitize: native ## the native tests with AddressSanitizer and UBSan
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		$(DEV) -m pytest tests/native -q -o pythonpath="$(SANITIZED) tests ." -p no:cacheprovider
+
+# Python's headers are this machine's: both are 64 bits wide, and nothing is run.
+CROSS := aarch64-linux-gnu-g++
+cross: $(DEV_ENV)/.installed ## compile the native module for aarch64 (its portable path)
+	$(DEV_ENV)/bin/cmake -S . -B build/cross -G Ninja -DSKBUILD=1 -DTENURE_WERROR=ON -DCMAKE_SYSTEM_NAME=Linux \
+		-DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(CROSS) -DPython_EXECUTABLE=$(abspath $(DEV)) \
+		-DPython_INCLUDE_DIR=$$($(DEV) -c 'import sysconfig; print(sysconfig.get_path("include"))') \
+		-DCMAKE_MAKE_PROGRAM=$(abspath $(DEV_ENV))/bin/ninja > build/cross-configure.log \
+		|| { cat build/cross-configure.log; exit 1; }
+	$(DEV_ENV)/bin/cmake --build build/cross -j $(JOBS)
 
 bench: native ## measure Tenure beside whatever peers are installed; ratios from one run
 	$(DEV) -m bench $(ARGS)
