@@ -1,4 +1,4 @@
-"""Fair shares between tenants by weight, nobody starved, limits that bind, and what tenants cannot learn of each other."""
+"""Fair shares between tenants by weight, nobody starved, limits that bind, and what tenants learn of each other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_shares_are_lent_while_others_idle_and_not_saved_up() -> None:
 
 
 def test_an_endless_trickle_starves_nobody() -> None:
-    """Small urgent requests keep coming, of the same tenant and of another; a wide patient one is served all the same."""
+    """Small urgent requests keep coming, of the same tenant or another; a wide patient one is served all the same."""
     tenants = Tenants((Tenant("drip"), Tenant("wide")))
     for who in ("wide", "drip"):
         world = World(24, 4, seqs=4, batch=16, context=100, queue=10_000, setup=Setup(tenants=tenants))

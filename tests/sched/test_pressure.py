@@ -1,4 +1,4 @@
-"""Squeezes: many conversations in a pool that holds a fraction of them. Every one ends with its solo text, or refused."""
+"""Squeezes: many conversations in a pool that holds a fraction of them. Each ends with its solo text, or refused."""
 
 from __future__ import annotations
 
