@@ -267,6 +267,8 @@ class Rows:
     sample: bool
     counter: int
     sampling: Sampling
+    open: BlockId | None = None
+    """Where the block that is not full is staged, when that is not where it will be stored."""
 
 
 @dataclass(frozen=True, slots=True)

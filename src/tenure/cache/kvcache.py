@@ -95,15 +95,15 @@ class KvCache:
         """Blocks in use, by how they are stored."""
         return self._pool.by_kind()
 
-    def codecs(self, lease: Lease, tokens: int) -> dict[str, int]:
-        """How the first `tokens` tokens of a sequence are held, in tokens by codec."""
-        held: Counter[str] = Counter()
-        full, left = divmod(tokens, self._size)
-        for block in lease.blocks[:full]:
-            held[self._pool.codec(block)] += self._size
-        if left:
-            held[self._pool.codecs[self._pool.staging]] += left
-        return dict(held)
+    def codecs(self, lease: Lease, computed: int, tokens: int) -> dict[str, int]:
+        """How the tokens of a sequence are held, in tokens by codec; what is not computed yet counts as open."""
+        full = computed // self._size
+        held = Counter(self._pool.codec(block) for block in lease.blocks[:full])
+        found = {name: n * self._size for name, n in held.items()}
+        staging = self._pool.codecs[self._pool.staging]
+        if left := tokens - full * self._size:
+            found[staging] = found.get(staging, 0) + left
+        return found
 
     def match(self, scope: Scope, tokens: Sequence[Token]) -> Match:
         """The longest reusable prefix of all of `tokens`. Stamps nothing."""

@@ -245,16 +245,16 @@ class Scheduler:
         flight.add(seq, count, sample, self.costs.weight(start, count))
         return Rows(
             seq.id, job.request.id, seq.index, start, seq.tokens[start:end], seq.lease.blocks, sample, seq.generated,
-            job.request.sampling,
+            job.request.sampling, seq.lease.open,
         )  # fmt: skip
 
     def _budget(self, flight: Flight) -> RowBudget:
         """What the decode rows leave. When none decodes, nobody waits for this step to end."""
         rows = max(1, self.limits.max_num_batched_tokens - flight.decode_rows)
         if not flight.decode_rows:
-            return RowBudget(self.costs, self._block, rows, float("inf"))
+            return RowBudget(self.costs, self._block, rows, float("inf"), self.cache.staged)
         spent = self.costs.predict(flight.decode_weight, 0.0)
-        return RowBudget(self.costs, self._block, rows, max(0.0, self.limits.max_step_ms - spent))
+        return RowBudget(self.costs, self._block, rows, max(0.0, self.limits.max_step_ms - spent), self.cache.staged)
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -388,11 +388,7 @@ class Scheduler:
 
     def _is_full(self, seq: Sequence) -> bool:
         """Whether the next row of a decoding sequence has no block."""
-        return (
-            seq.phase is Phase.DECODE
-            and seq.lease is not None
-            and len(seq.tokens) > len(seq.lease.blocks) * self._block
-        )
+        return seq.phase is Phase.DECODE and seq.lease is not None and len(seq.tokens) > seq.lease.room
 
     def _grow(self, seq: Sequence, now: float, news: list[News]) -> None:
         """A block for the next row; when there is none to be had, someone gives way."""
@@ -450,6 +446,7 @@ class Scheduler:
         account = self.queue.account(seq.tenant)
         # Told before its blocks become evictable: eviction policies classify them by it.
         self._facts.emit(told.ended(seq, self.cache.tip(seq.lease), now))
+        seq.codecs = self.cache.codecs(seq.lease, seq.computed, len(seq.tokens))
         self.cache.release(seq.lease, seq.tokens, valid, now, why)
         if seq.phase is Phase.PREFILL:
             account.charge(-seq.pending)  # charged when it started, never computed

@@ -59,6 +59,8 @@ class Sequence:
     """Times it was paused."""
     dropped: int = 0
     """Tokens it let go from behind its first ones when its context slid."""
+    codecs: dict[str, int] = field(default_factory=dict)
+    """Its tokens by how they were held when it last stopped running."""
     awaits: tuple[Sequence, int] | None = None
     """The sequence that computes what this one would share, and how far it must get."""
     finish: Finish | None = None
@@ -147,7 +149,8 @@ class Job:
         then all of its prompt counts as computed, so that the sum holds."""
         asked = self.request.sampling.max_tokens
         told = self.clamped and asked is not None
-        used = max(len(seq.tokens) for seq in self.sequences)
+        longest = max(self.sequences, key=lambda seq: len(seq.tokens))
+        used = len(longest.tokens)
         return Receipt(
             prompt_tokens=self.prompt_len,
             cached_tokens=self.cached,
@@ -155,7 +158,7 @@ class Job:
             cached_by_tier={"device": self.cached},
             miss=self.miss,
             forgotten=(*self.request.forgotten, *self.forgotten),
-            codec={self.request.scope.codec: used},
+            codec=longest.codecs or {self.request.scope.codec: used},
             preempted=self.preempted,
             recomputed_tokens=self.recomputed,
             queue_ms=self._queue_ms(now),

@@ -77,6 +77,9 @@ class RowBudget:
     rows_left: int
     ms_left: float
     """Infinite when no stream is kept waiting by this step."""
+    staged: bool = False
+    """Open blocks are staged apart: one that was begun in a step before is filled without going on to the next, which
+    would be staged in the same place."""
     granted: bool = False
 
     @property
@@ -90,6 +93,8 @@ class RowBudget:
         The first chunk of a step is at least a block, so that a prefill always moves on. A chunk that does not
         finish its prompt ends at a block's end, where what it computed can be shared.
         """
+        if self.staged and (begun := start % self.block_tokens):
+            wanted = min(wanted, self.block_tokens - begun)
         fit = min(wanted, self.rows_left)
         if self.ms_left != float("inf"):
             affordable = int(self.ms_left / max(1e-6, self.costs.prefill * (1.0 + start / self.costs.doubling)))
