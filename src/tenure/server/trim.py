@@ -7,8 +7,8 @@
 Trimming moves in steps of a quarter of the window. Where the cut lies depends on the conversation alone, and it moves
 only when another step has been outgrown, so the shortened prompt stays a prefix of the next one for several turns:
 
-    too long by     ├── step ──┤├── step ──┤          every length within a step has the same cut: the last turn that
-    cut at          ────────▲──────────▲              begins within the step, or the first behind it if that is needed
+    too long by     ├── step ──┤├── step ──┤     every length within a step has the same cut: before the first turn
+    cut at          ───────────┴▲──────────┴─▲   that begins behind the step
 """
 
 from __future__ import annotations
@@ -122,12 +122,13 @@ def _dropped(messages: Sequence[Message], cut: int) -> list[int]:
 
 
 def _choose(gone: Sequence[int], excess: int, step: int) -> int:
-    """The first cut to try, by its index: the last within the step that `excess` lies in, or the first that frees
-    `excess` tokens. `gone` are the tokens each cut frees, ascending."""
+    """The first cut to try, by its index: that which frees the whole step that `excess` lies in; where turns are larger
+    than steps, that which frees `excess`. `gone` are the tokens each cut frees, ascending."""
     target = -(-excess // step) * step
-    within = sum(tokens <= target for tokens in gone) - 1
-    enough = sum(tokens < excess for tokens in gone)
-    return max(within, enough)
+    behind = sum(tokens < target for tokens in gone)
+    if behind < len(gone) and gone[behind] <= target + step:
+        return behind
+    return sum(tokens < excess for tokens in gone)
 
 
 def _told(whole: Prompt, dropped: set[int], context_limit: int) -> tuple[Forgotten, ...]:
