@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tests.models.harness import Runs, greedy, logits_of
 from tests.models.test_loader import save
 
@@ -149,3 +150,26 @@ def test_the_served_context_chooses_the_rope_factors(tmp_path: Path) -> None:
     want = wanted(model, TOKENS[:60])
     assert np.abs(logits_of(short.decoder, short.shape, "f32", TOKENS[:60]) - want).max() <= 1e-3 * np.ptp(want)
     assert short.fingerprint != models.load(source, weights="f32", kv_codec="f32").fingerprint
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_text_part_of_a_model_that_sees(published: bool, tmp_path: Path) -> None:
+    """Gemma 3's larger models come with a vision tower; the text part is served. `published`: with the hub's names."""
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    text = transformers.Gemma3TextConfig(**TINY | {"head_dim": 32, "sliding_window": WINDOW})
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_id=300)
+    ).eval()
+    save(tmp_path, model)
+    if published:
+        path = tmp_path / "model.safetensors"
+        tensors = {
+            name.replace("model.language_model.", "language_model.model."): values
+            for name, values in load_file(path).items()
+        }
+        save_file(tensors, path)
+    made = models.load(str(tmp_path), weights="f32", kv_codec="f32")
+    want = wanted(model, TOKENS)
+    assert np.abs(logits_of(made.decoder, made.shape, "f32", TOKENS) - want).max() <= 1e-3 * np.ptp(want)

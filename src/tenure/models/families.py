@@ -55,6 +55,8 @@ class Family:
     """Layers with a window turn by a rope of their own."""
     interleaved: bool = False
     """llama.cpp's converter interleaves the halves of every head of q and k."""
+    text_part: str = ""
+    """Where config.json describes the text part of a model that has others; those are not loaded."""
     wide_layers: int = 0
     """A GGUF of so many layers scales scores by hidden / heads rather than by the size of a head: the header does not
     say so, llama.cpp knows the model by its layers."""
@@ -68,6 +70,15 @@ _GEMMA_FIELDS = {
     "head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
     "use_sliding_window": True, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
+_GEMMA3_FIELDS = _GEMMA_FIELDS | {
+    "sliding_window_pattern": 6, "attn_logit_softcapping": None, "final_logit_softcapping": None, "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}  # fmt: skip
+_GEMMA3_SIZES = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208, "max_position_embeddings": 131072,
+    "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+}  # fmt: skip
+"""The published files leave out what transformers has as defaults."""
 _QWEN_FIELDS = {"sliding_window": 4096, "max_window_layers": 28, "use_sliding_window": False}
 
 FAMILIES = (
@@ -85,11 +96,12 @@ FAMILIES = (
         wide_layers=46, **_GEMMA,
     ),
     Family(
-        "Gemma3ForCausalLM", "gemma3",
-        _GEMMA_FIELDS
-        | {"sliding_window_pattern": 6, "attn_logit_softcapping": None, "final_logit_softcapping": None,
-           "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        "Gemma3ForCausalLM", "gemma3", _GEMMA3_FIELDS,
         qk_norm="head", local_theta=True, wide_layers=62, **_GEMMA,
+    ),
+    Family(
+        "Gemma3ForConditionalGeneration", "gemma3", _GEMMA3_FIELDS | _GEMMA3_SIZES,
+        qk_norm="head", local_theta=True, wide_layers=62, text_part="text_config", **_GEMMA,
     ),
     Family(
         "Phi3ForCausalLM", "phi3",

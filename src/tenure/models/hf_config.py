@@ -30,6 +30,11 @@ def from_hf(fields: Fields, served: int | None = None) -> Config:
     Raises UnsupportedModel, BrokenFile.
     """
     family = _family(fields)
+    if family.text_part:
+        found = fields.section(family.text_part)
+        if found is None:
+            raise BrokenFile(f"{fields.where}: the field {family.text_part} is missing")
+        fields = found
     fields = fields.with_defaults(family.defaults)
     if "quantization_config" in fields:
         raise UnsupportedModel(

@@ -47,6 +47,8 @@ _HF_POST_NORMS = {
     "attn_post_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "ffn_post_norm": "post_feedforward_layernorm",
 }  # fmt: skip
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+_TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
 _NORMS = {
     "before": ("attn_norm", "ffn_norm"),
     "after": ("attn_post_norm", "ffn_post_norm"),
@@ -167,6 +169,10 @@ class HfSource:
         found: dict[str, tuple[hf.SafetensorsFile, hf.TensorInfo]] = {}
         for file in files:
             for tensor, info in file.tensors.items():
+                if config.family.text_part:
+                    tensor = _text_name(tensor)
+                    if not tensor:
+                        continue
                 if tensor in found:
                     raise BrokenFile(f"{file.path}: the tensor {tensor} is in another file too")
                 found[tensor] = (file, info)
@@ -204,6 +210,16 @@ def _names(config: Config, names: dict[str, str], layer: str) -> Iterator[tuple[
             yield f"layers.{i}.{ours}", f"{prefix}{names[ours]}.weight"
             if not config.family.fused:
                 yield f"layers.{i}.{ours}.bias", f"{prefix}{names[ours]}.bias"
+
+
+def _text_name(name: str) -> str:
+    """The name a tensor would have in the text model alone; empty for one of another part."""
+    if any(part in name for part in _OTHER_PARTS):
+        return ""
+    for theirs, ours in _TEXT_PREFIXES.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return name
 
 
 def norm_sizes(config: Config) -> dict[str, int]:
