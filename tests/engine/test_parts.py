@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.engine.harness import MIB, model
 
+from tenure.device.ops import Places
 from tenure.engine.batch import Batcher
 from tenure.engine.handle import Handle, Outbox
 from tenure.engine.sessions import Sessions
 from tenure.engine.settings import EngineSettings, context_limit, plan_memory
 from tenure.errors import BudgetError, ConfigError
-from tenure.spec import ModelShape
+from tenure.spec import ArenaLayout, ModelShape
 from tenure.types import BlockId, Done, Piece, Request, Rows, Sampling, Scope, SeqId, StepPlan
 
 SCOPE = Scope("f")
@@ -24,28 +26,53 @@ def rows(seq: int, start: int, tokens: list[int], blocks: tuple[int, ...], sampl
     return Rows(SeqId(seq), f"r{seq}", 0, start, tokens, tuple(map(BlockId, blocks)), sample, 0, Sampling())
 
 
+def places(block_bytes: int, codec: str) -> Places:
+    return Places(ArenaLayout.cut(4000 * block_bytes, (codec,), (block_bytes,), staged=False))
+
+
 def test_a_batch_is_the_plan_laid_flat() -> None:
-    batcher = Batcher(1000, 1)
+    batcher = Batcher(places(1000, "f32"))
     first = rows(1, 33, [7], (4, 2), True)
     plan = StepPlan(0, (), (first, rows(2, 0, [5, 6, 7], (9,), False), rows(3, 64, [1, 2], (3, 4, 5), True)))
     batch = batcher.build(plan)
     assert batch.tokens.tolist() == [7, 5, 6, 7, 1, 2]
     assert batch.seq_rows.tolist() == [0, 1, 4, 6]
     assert batch.first_pos.tolist() == [33, 0, 64]
-    assert batch.block_starts.tolist() == [0, 2, 3, 6]
-    assert batch.block_offsets.tolist() == [4000, 2000, 9000, 3000, 4000, 5000]
-    assert batch.block_codecs.tolist() == [1] * 6
+    ((starts, first_block, offsets, codecs, encode_to, _),) = batch.tables
+    assert starts.tolist() == [0, 2, 3, 6] and first_block.tolist() == [0, 0, 0]
+    assert offsets.tolist() == [4000, 2000, 9000, 3000, 4000, 5000]
+    assert codecs.tolist() == [1] * 6 and encode_to.tolist() == [-1] * 6
     assert batch.logit_rows.tolist() == [0, 5]
     assert [row.seq for row in batch.sampled] == [1, 3]
-    assert batch.tokens.dtype == np.int32 and batch.block_offsets.dtype == np.int64
+    assert batch.tokens.dtype == np.int32 and offsets.dtype == np.int64
     # The next step: a table that changed is built anew, one that did not is kept.
     again = batcher.build(StepPlan(1, (), (rows(3, 66, [8], (3, 4, 6), True), first)))
-    assert again.block_offsets.tolist() == [3000, 4000, 6000, 4000, 2000]
+    assert again.tables[0][2].tolist() == [3000, 4000, 6000, 4000, 2000]
+
+
+def staged(start: int, count: int, blocks: tuple[int, ...]) -> tuple[list[int], ...]:
+    """Table columns of one sequence that is staged in block 40: int8 blocks of 10 bytes, staged ones of 20, 40 a slab."""
+    layout = ArenaLayout(("int8", "bf16"), (10, 20), 10, 40, staged=True, slots=(4, 2), first=(0, 40))
+    row = replace(rows(1, start, [1] * count, blocks, True), open=BlockId(40))
+    ((_, _, *columns),) = Batcher(Places(layout)).build(StepPlan(0, (), (row,))).tables
+    return tuple(column.tolist() for column in columns)
+
+
+def test_blocks_that_become_full_are_encoded() -> None:
+    # Three whole blocks and one begun: the whole ones need no place to be staged.
+    assert staged(0, 100, (1, 2, 5)) == ([-1, -1, -1, 0], [0] * 4, [10, 20, 50, -1], [2, 2, 2, 0])
+    assert staged(100, 1, (1, 2, 5)) == ([10, 20, 50, 0], [2, 2, 2, 0], [-1] * 4, [2, 2, 2, 0])
+    # Begun before, full now.
+    assert staged(127, 1, (1, 2, 5, 6)) == ([10, 20, 50, 0], [2, 2, 2, 0], [-1, -1, -1, 60], [2] * 4)
+    # Block 41 lies behind block 40 in the first slab.
+    assert Places(ArenaLayout(("int8", "bf16"), (10, 20), 10, 40, True, (4, 2), (0, 40))).offsets(
+        [BlockId(41), BlockId(42), BlockId(4)]
+    ).tolist() == [20, 40, 40]
 
 
 def test_many_blocks() -> None:
-    batch = Batcher(10, 0).build(StepPlan(0, (), (rows(1, 0, [1], tuple(range(3000)), True),)))
-    assert len(batch.block_codecs) == len(batch.block_offsets) == 3000
+    batch = Batcher(places(10, "bf16")).build(StepPlan(0, (), (rows(1, 0, [1], tuple(range(3000)), True),)))
+    assert all(len(batch.tables[0][column]) == 3000 for column in (2, 3, 4, 5))
 
 
 def test_sessions_splice_what_was_said() -> None:

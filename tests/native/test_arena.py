@@ -12,6 +12,7 @@ from tenure import _native
 from tenure.device.arena import Arena, machine_bytes
 from tenure.device.ops import DeviceStore
 from tenure.errors import BudgetError
+from tenure.spec import ArenaLayout
 from tenure.types import BlockId, CopyOp
 
 MIB = 1 << 20
@@ -73,10 +74,12 @@ def test_more_than_the_machine_is_refused_with_numbers() -> None:
         Arena(most + 1)
 
 
+LAYOUT = ArenaLayout.cut(10 * 1000 + 999, ("bf16",), (1000,), staged=False)
+
+
 def test_copies_run_in_order() -> None:
     with Arena(10 * 1000 + 999) as arena:
-        store = DeviceStore(arena, 1000)
-        assert store.blocks == 10
+        store = DeviceStore(arena, LAYOUT)
         for i in range(10):
             arena.bytes[i * 1000 : (i + 1) * 1000] = i
         store.execute([CopyOp(BlockId(1), BlockId(2)), CopyOp(BlockId(2), BlockId(9)), CopyOp(BlockId(5), BlockId(5))])
@@ -87,15 +90,15 @@ def test_copies_run_in_order() -> None:
 @pytest.mark.parametrize("bad", [-1, 10])
 def test_blocks_outside_the_arena_are_refused(bad: int) -> None:
     with Arena(10 * 1000, prefault=False) as arena:
-        store = DeviceStore(arena, 1000)
+        store = DeviceStore(arena, LAYOUT)
         for op in (CopyOp(BlockId(bad), BlockId(0)), CopyOp(BlockId(0), BlockId(bad))):
             with pytest.raises(ValueError, match=r"\[0, 10\)"):
                 store.execute([op])
 
 
 def test_an_arena_smaller_than_a_block_is_refused() -> None:
-    with Arena(999, prefault=False) as arena, pytest.raises(ValueError, match="holds no block"):
-        DeviceStore(arena, 1000)
+    with Arena(999, prefault=False) as arena, pytest.raises(ValueError, match="holds no 1 slabs"):
+        DeviceStore(arena, LAYOUT)
 
 
 @pytest.mark.parametrize(

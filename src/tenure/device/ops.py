@@ -9,29 +9,64 @@ import numpy.typing as npt
 
 from tenure import _native
 from tenure.device.arena import Arena
+from tenure.spec import CODECS, ArenaLayout
 from tenure.types import BlockId, CopyOp
 
+CODEC_NUMBERS = {name: number for number, name in enumerate(CODECS)}
+"""As `enum class Codec` in native/codecs.h; a test compares."""
 
-class DeviceStore:
-    """The blocks of an arena, by id: block i lies at byte i · block_bytes. It is a `tenure.tiers.base.BlockStore`."""
 
-    def __init__(self, arena: Arena, block_bytes: int) -> None:
-        """ValueError when the arena does not hold one block."""
-        if not 0 < block_bytes <= arena.nbytes:
-            raise ValueError(f"an arena of {arena.nbytes:,} bytes holds no block of {block_bytes:,} bytes")
-        self._arena = arena
-        self.block_bytes = block_bytes
-        self.blocks = arena.nbytes // block_bytes
+class Places:
+    """Where the blocks of a layout lie, by id."""
+
+    def __init__(self, layout: ArenaLayout) -> None:
+        slabs = np.arange(layout.slabs, dtype=np.int64)[:, None] * layout.slab_bytes
+        kinds = list(zip(layout.kinds, layout.slots, layout.block_bytes, strict=True))
+        places = [(slabs + np.arange(slots, dtype=np.int64) * size).ravel() for _, slots, size in kinds]
+        self._offsets = np.concatenate(places)
+        self._kinds = np.repeat(np.arange(len(kinds)), [len(place) for place in places])
+        self._numbers = np.array([CODEC_NUMBERS[name] for name in layout.kinds], np.uint8)
+        self.staging = CODEC_NUMBERS[layout.kinds[layout.staging]]
+        """Number of the codec that open blocks are written in."""
 
     def offsets(self, ids: Sequence[BlockId]) -> npt.NDArray[np.int64]:
         """Byte offsets of blocks, int64 [len(ids)]. ValueError when one is not in the arena."""
+        return self._offsets[self._checked(ids)]
+
+    def kinds(self, ids: Sequence[BlockId]) -> npt.NDArray[np.int64]:
+        """The kind of each block, int64 [len(ids)]."""
+        return self._kinds[self._checked(ids)]
+
+    def codecs(self, ids: Sequence[BlockId]) -> npt.NDArray[np.uint8]:
+        """The number of each block's codec, uint8 [len(ids)]."""
+        return self._numbers[self.kinds(ids)]
+
+    def _checked(self, ids: Sequence[BlockId]) -> npt.NDArray[np.int64]:
         out = np.array(ids, dtype=np.int64)
-        if out.size and not (out.min() >= 0 and out.max() < self.blocks):
-            raise ValueError(f"block ids must lie in [0, {self.blocks}), not {list(ids)}")
-        return out * self.block_bytes
+        if out.size and not (out.min() >= 0 and out.max() < len(self._offsets)):
+            raise ValueError(f"block ids must lie in [0, {len(self._offsets)}), not {list(ids)}")
+        return out
+
+
+class DeviceStore:
+    """The blocks of an arena, by id. It is a `tenure.tiers.base.BlockStore`."""
+
+    def __init__(self, arena: Arena, layout: ArenaLayout) -> None:
+        """ValueError when the arena does not hold what the layout says, or the layout no block."""
+        if layout.ids < 1 or layout.slabs * layout.slab_bytes > arena.nbytes:
+            raise ValueError(
+                f"an arena of {arena.nbytes:,} bytes holds no {layout.slabs} slabs of {layout.slab_bytes:,} bytes"
+            )
+        self._arena = arena
+        self._block_bytes = layout.block_bytes
+        self.places = Places(layout)
 
     def execute(self, ops: Sequence[CopyOp]) -> None:
-        """Copy whole blocks, in order; complete on return. The interpreter's lock is free meanwhile."""
-        src = self.offsets([op.src for op in ops])
-        dst = self.offsets([op.dst for op in ops])
-        _native.copy_blocks(self._arena.bytes, src, dst, self.block_bytes)
+        """Copy whole blocks, in order, each to one of its kind; complete on return. The interpreter's lock is free
+        meanwhile."""
+        src, dst = [op.src for op in ops], [op.dst for op in ops]
+        kinds = self.places.kinds(src)
+        offsets = self.places.offsets(src), self.places.offsets(dst)
+        for kind in np.unique(kinds):
+            these = kinds == kind
+            _native.copy_blocks(self._arena.bytes, offsets[0][these], offsets[1][these], self._block_bytes[kind])

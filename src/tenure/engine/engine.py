@@ -105,8 +105,7 @@ class Engine(PythonApi):
         self._runner = Runner(
             model.decoder,
             self._arena,
-            DeviceStore(self._arena, self._budget.block_bytes),
-            codec=settings.kv_codec,
+            DeviceStore(self._arena, self._budget.layout),
             vocab=model.shape.vocab,
             threads=settings.threads,
         )
@@ -160,7 +159,7 @@ class Engine(PythonApi):
         settings, tokenizer = self.settings, self.model.tokenizer
         codec = spec.codec(settings.kv_codec)
         cache = KvCache(
-            self._budget.blocks,
+            self._budget.layout if len(self._budget.layout.kinds) > 1 else self._budget.blocks,
             spec.BLOCK_TOKENS,
             codec=codec,
             eviction=registry.eviction(settings.eviction),
@@ -276,7 +275,6 @@ class Engine(PythonApi):
 
     def stats(self) -> Snapshot:
         state, budget = self._state, self._budget
-        per_conversation = -(-self._context_limit // spec.BLOCK_TOKENS)
         return Snapshot(
             running=state.load.running,
             waiting=state.load.waiting + self._submitted[0],
@@ -290,7 +288,7 @@ class Engine(PythonApi):
             budget_bytes=budget.total_bytes,
             context_limit=self._context_limit,
             max_num_seqs=self.settings.max_num_seqs,
-            conversations_that_fit=budget.blocks // per_conversation,
+            conversations_that_fit=budget.layout.conversations(self._context_limit),
             predicted_start_s=state.load.predicted_start_s,
             steps=state.steps,
             leaked_blocks=state.leaked,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from tenure.device.arena import Arena
 from tenure.device.ops import DeviceStore
-from tenure.engine.batch import Batch, Batcher
+from tenure.engine.batch import Batch, Batcher, Table
 from tenure.engine.sampler import Sampler
 from tenure.engine.shape import Shapes
 from tenure.types import Logprob, SeqId, StepPlan, Token
 
-CODEC_NUMBERS = {"bf16": 0, "f32": 1}
-"""As `enum class Codec` in native/codecs.h."""
 NOT_FINITE = "the model gave logits that are not finite numbers"
 
 
@@ -34,9 +32,7 @@ class Decoder(Protocol):
         tokens: NDArray[np.int32],
         seq_rows: NDArray[np.int32],
         first_pos: NDArray[np.int32],
-        block_starts: NDArray[np.int32],
-        block_offsets: NDArray[np.int64],
-        block_codecs: NDArray[np.uint8],
+        tables: Sequence[Table],
         logit_rows: NDArray[np.int32],
         logits: NDArray[np.float32],
     ) -> None: ...
@@ -57,12 +53,12 @@ class Runner:
     """Runs step plans: `prepare`, then `compute`. `last_native_ms` were spent in the native call of the last one."""
 
     def __init__(
-        self, decoder: Decoder, arena: Arena, store: DeviceStore, *, codec: str, vocab: int, threads: int
+        self, decoder: Decoder, arena: Arena, store: DeviceStore, *, vocab: int, threads: int
     ) -> None:
         self._decoder = decoder
         self._arena = arena
         self._store = store
-        self._batcher = Batcher(decoder.block_bytes, CODEC_NUMBERS[codec])
+        self._batcher = Batcher(store.places)
         self._sampler = Sampler(threads)
         self.shapes = Shapes()
         self._logits = np.empty((16, vocab), np.float32)
@@ -89,9 +85,7 @@ class Runner:
             batch.tokens,
             batch.seq_rows,
             batch.first_pos,
-            batch.block_starts,
-            batch.block_offsets,
-            batch.block_codecs,
+            batch.tables,
             batch.logit_rows,
             logits,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tenure.device.arena import machine_bytes
 from tenure.errors import BudgetError, ConfigError
-from tenure.spec import KvGeometry, ModelShape
+from tenure.spec import ArenaLayout, KvGeometry, ModelShape
 from tenure.tenants import Tenants
 from tenure.types import Overflow
 
@@ -45,24 +45,28 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The memory plan, in bytes. The staged open block of a sequence is an arena block for unquantised codecs, so the
-    arena holds both."""
+    """The memory plan, in bytes. The arena holds what is staged too."""
 
     total_bytes: int
     weight_bytes: int
     arena_bytes: int
     block_bytes: int
+    """Of a stored block."""
+    layout: ArenaLayout
 
     @property
     def blocks(self) -> int:
-        return self.arena_bytes // self.block_bytes
+        """Stored blocks that one sequence can have."""
+        return self.layout.blocks
 
 
 def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) -> Budget:
     """How many blocks the budget holds. BudgetError when fewer than two, or more memory than the machine has."""
     if settings.memory_bytes is not None and settings.kv_cache_bytes is not None:
         raise ConfigError("memory", "give either a total budget or one for the KV cache, not both")
-    block = KvGeometry.of(shape).block_bytes(settings.kv_codec)
+    geometry = KvGeometry.of(shape)
+    block = geometry.block_bytes(settings.kv_codec)
+    staged = geometry.block_bytes(geometry.staging_codec(settings.kv_codec))
     param = "memory"
     if settings.kv_cache_bytes is not None:
         param = "kv_cache_memory_bytes"
@@ -72,20 +76,21 @@ def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) 
         if total is None:
             total = min(DEFAULT_BUDGET, available_memory() // 4)
         arena = total - weight_bytes
-    blocks = max(0, arena) // block
-    if blocks < MIN_BLOCKS:
+    least = MIN_BLOCKS * (block if block == staged else 2 * staged)
+    if arena < least:
         raise BudgetError(
             param,
             f"the budget leaves {max(0, arena):,} bytes for the KV cache beside {weight_bytes:,} bytes of weights; "
-            f"{MIN_BLOCKS} blocks of {block:,} bytes are needed at least: {MIN_BLOCKS * block - arena:,} bytes more",
+            f"{MIN_BLOCKS} blocks of {least // MIN_BLOCKS:,} bytes are needed at least: {least - arena:,} bytes more",
         )
-    machine = machine_bytes()
-    if weight_bytes + blocks * block > machine:
+    layout = geometry.layout(arena, settings.kv_codec)
+    arena, machine = layout.slabs * layout.slab_bytes, machine_bytes()
+    if weight_bytes + arena > machine:
         raise BudgetError(
             param,
-            f"the budget asks for {weight_bytes + blocks * block:,} bytes, but this machine has {machine:,}",
+            f"the budget asks for {weight_bytes + arena:,} bytes, but this machine has {machine:,}",
         )
-    return Budget(weight_bytes + blocks * block, weight_bytes, blocks * block, block)
+    return Budget(weight_bytes + arena, weight_bytes, arena, block, layout)
 
 
 def context_limit(settings: EngineSettings, shape: ModelShape) -> int:
