@@ -113,6 +113,8 @@ class Sampling:
     """None: none are told; else those of the tokens chosen, and of so many of the likeliest beside them."""
     logits: bool = False
     """Tell all logits that each token was chosen from."""
+    marks: bool = False
+    """Show the control tokens that open and close calls and reasoning, for whoever reads the answer for them."""
 
     @property
     def shapes(self) -> bool:

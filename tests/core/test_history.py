@@ -7,20 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.cache.history import History
-from tenure.types import Miss, Request, Scope, Span, Token
+from tenure.types import Miss, MissReason, Request, Scope, Span, Token
 
 B = 4
 TEXT = {1: "a", 2: "b", 3: "c", 12: "ab", 23: "bc", 123: "abc", 99: "."}
 SCOPE = Scope("m")
 
 
-def same_text(a: Sequence[Token], b: Sequence[Token]) -> bool:
+def why_not(a: Sequence[Token], b: Sequence[Token]) -> MissReason | None:
+    """Everything up to a 77 is reasoning."""
     x, y = ("".join(TEXT.get(token, f"<{token}>") for token in run) for run in (a, b))
-    return x.startswith(y) or y.startswith(x)
+    if x.startswith(y) or y.startswith(x):
+        return "retokenised"
+    rest = x.partition("<77>")[2]
+    return "reasoning_stripped" if rest and (y.startswith(rest) or rest.startswith(y)) else None
 
 
 def history(heads: bool = True, **bounds: int) -> History:
-    return History(B, heads=heads, same_text=same_text, **bounds)
+    return History(B, heads=heads, why_not=why_not, **bounds)
 
 
 def chat(*messages: Sequence[int], session: str | None = None, scope: Scope = SCOPE, name: str = "r") -> Request:
@@ -107,6 +111,17 @@ def test_within_a_session_the_same_is_a_change() -> None:
     past = history()
     remember(past, chat(SYSTEM, ASKED, session="s"), ANSWER)
     assert past.explain(chat(SYSTEM, [60, 66, 67], session="s"), 6) == Miss("content_changed", 6, 1)
+
+
+def test_an_answer_without_its_reasoning_says_so() -> None:
+    for opened in ((), (76,)):  # by the answer itself, or by the prompt
+        past = history()
+        first = chat((1, 2, 3, 4), (5, 6, *opened))
+        past.remember(first, [*first.tokens, 50, 51, 77, 1, 2, 3], 11 + len(opened))
+        again = chat((1, 2, 3, 4), (5, 6), (1, 2, 3, 99), (9, 9))
+        assert past.explain(again, 6) == Miss("reasoning_stripped", 6, 2)
+        other = chat((1, 2, 3, 4), (5, 6), (8, 8, 8), (9, 9))
+        assert past.explain(other, 6) == Miss("content_changed", 6, 2)
 
 
 def test_an_answer_of_other_tokens_and_the_same_text_is_retokenised() -> None:

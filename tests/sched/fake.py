@@ -130,7 +130,7 @@ class World:
             ghosts=Ghosts(setup.ghosts),
             shared=setup.shared,
         )
-        self.history = History(size, heads=True, same_text=lambda a, b: list(a) == list(b))
+        self.history = History(size, heads=True, why_not=lambda a, b: "retokenised" if list(a) == list(b) else None)
         self.scheduler = TakenDown(
             self.cache,
             limits=SchedulerLimits(seqs, batch, step_ms, context, queue, 10_000, canary_steps=1, tenants=setup.tenants),

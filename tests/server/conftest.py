@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -85,6 +85,8 @@ def server(_shared: Running) -> Running:
     """A server with the defaults, shared by all tests; the script starts anew with each."""
     _shared.fake.script = Script()
     _shared.fake.handles.clear()
+    _shared.fake.reader = None
+    _shared.fake.card = replace(_shared.fake.card, calls=False)
     return _shared
 
 

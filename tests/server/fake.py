@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tenure.errors import InvalidRequest, NotFound, RequestError
 from tenure.events import FactLog, RequestDone, RequestQueued, RequestRefused, RequestStarted, StepDone, TokenFirst
-from tenure.server.serves import Change, Health, ModelCard, Prompt
+from tenure.server.serves import Change, Health, ModelCard, Prompt, Reader
 from tenure.types import (
     Done,
     Finish,
@@ -170,19 +170,33 @@ class FakeServes:
         self.talks: list[ConversationView] = []
         self.changes: list[tuple[str, str, Change, float]] = []
         self.now = 100.0
+        self.reader: Callable[[], Reader] | None = None
+        self.rendered: list[Mapping[str, Any]] = []
+        self.offered: list[Mapping[str, Any]] = []
 
     @property
     def live(self) -> list[FakeHandle]:
         return [handle for handle in self.handles if not handle.ended]
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, session_id: str | None, scope: Scope) -> Prompt:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        session_id: str | None,
+        scope: Scope,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Prompt:
+        self.rendered, self.offered = list(messages), list(tools)
         tokens: list[Token] = [BOS]
         spans = []
         for number, message in enumerate(messages):
             start = len(tokens)
             tokens += f"<{message['role']}>{message['content']}\n".encode()
             spans.append(Span(start, len(tokens), number))
-        return Prompt(tuple(tokens), tuple(spans))
+        return Prompt(tuple(tokens), tuple(spans), reader=self.reader)
+
+    def call_guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:
+        return Guide("grammar", ",".join(tool["function"]["name"] for tool in tools))
 
     def encode(self, text: str, *, special: bool = True) -> list[Token]:
         return [BOS] * special + list(text.encode())

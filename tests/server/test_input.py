@@ -175,8 +175,7 @@ def test_wrong_prompts(server: Running, prompt: Any) -> None:
 
 
 UNBUILT: list[tuple[str, Any]] = [
-    ("tools", [{"type": "function"}]), ("tool_choice", "required"),
-    ("modalities", ["audio"]), ("functions", [{}]),
+    ("modalities", ["audio"]), ("functions", [{}]), ("parallel_tool_calls", False),
     ("chat_template", "x"), ("guided_whitespace_pattern", "x"), ("echo", True), ("use_beam_search", True),
 ]  # fmt: skip
 

@@ -12,8 +12,11 @@ from tenure.cache.keys import common_head
 from tenure.cache.plan import Lost
 from tenure.types import Miss, MissReason, Request, Scope, Token
 
-SameText = Callable[[Sequence[Token], Sequence[Token]], bool]
-"""Whether the text of one of two token runs begins that of the other (the second may carry end marks behind)."""
+WhyNot = Callable[[Sequence[Token], Sequence[Token]], MissReason | None]
+"""Why an answer's own tokens are not those that a later prompt has in its place (which may carry end marks behind):
+its text was tokenised anew, or lacks its reasoning. None: it is another text."""
+_OPENING = 4
+"""Tokens before an answer in which a prompt may have opened its reasoning."""
 
 
 _WORD = 4
@@ -62,14 +65,14 @@ class History:
         block_tokens: int,
         *,
         heads: bool,
-        same_text: SameText,
+        why_not: WhyNot,
         max_sequences: int = 1024,
         max_tokens: int = 2_000_000,
     ) -> None:
         """`heads`: whether the codec reuses heads of blocks (`Codec.head_reusable`)."""
         self._size = block_tokens
         self._heads = heads
-        self._same_text = same_text
+        self._why_not = why_not
         self._max_sequences = max_sequences
         self._max_tokens = max_tokens
         self._past: OrderedDict[tuple[Scope, bytes], Past] = OrderedDict()
@@ -152,11 +155,12 @@ class History:
     def _differs(self, request: Request, past: Past, at: int, *, known: bool) -> Miss:
         """All that is equal was reused; token `at` differs from the one remembered."""
         for start, end in past.generated:
-            if start <= at < end:
+            if start - _OPENING <= at < end:
                 stop = next((span.end for span in request.spans if span.start <= at < span.end), len(request.tokens))
                 generated = _unpack(past.ids[_WORD * start : _WORD * end])
-                if self._same_text(generated, request.tokens[start:stop]):
-                    return self._miss("retokenised", at, request)
+                reason = self._why_not(generated, request.tokens[min(at, start) : stop])
+                if reason is not None and (at >= start or reason == "reasoning_stripped"):
+                    return self._miss(reason, at, request)
         last = request.spans[-1].start if request.spans else 0
         return self._miss("content_changed" if known or at < last else "cold", at, request)
 

@@ -18,12 +18,12 @@ from tenure.clock import MonotonicClock
 from tenure.config import amount
 from tenure.device.arena import Arena, machine_bytes
 from tenure.device.ops import DeviceStore
+from tenure.engine.chats import Chats
 from tenure.engine.guided import Guides
 from tenure.engine.handle import Handle
 from tenure.engine.loop import Loop
 from tenure.engine.python import PythonApi
 from tenure.engine.runner import Runner
-from tenure.engine.sessions import Sessions
 from tenure.engine.settings import EngineSettings, context_limit, plan_memory
 from tenure.engine.shape import Shape, check_sampling
 from tenure.errors import (
@@ -48,7 +48,7 @@ from tenure.sched.scheduler import Scheduler, SchedulerLimits
 from tenure.sched.step import CostModel
 from tenure.server.serves import Change, Health, ModelCard, Prompt
 from tenure.tenants import SharedPrefix
-from tenure.types import Guide, PoolCounts, Request, Scope, Snapshot, Span, Token
+from tenure.types import Guide, PoolCounts, Request, Scope, Snapshot, Token
 from tenure.views import ConversationView, Forecast, TenantView
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class Engine(PythonApi):
         self._admission = registry.admission("bounded_queue")
         self._pressure = registry.pressure(settings.pressure)
         self._clock = MonotonicClock()
-        self._sessions = Sessions(model.tokenizer)
+        self._chats = Chats(model.template, model.tokenizer)
         self._guides = Guides(model.tokenizer, model.shape.vocab, model.eos_ids)
         self._scheduler = self._make_scheduler()
         self._desk = Desk(self._scheduler, self._history, self.facts)
@@ -114,7 +114,7 @@ class Engine(PythonApi):
             self._runner,
             model.tokenizer,
             model.eos_ids,
-            self._sessions,
+            self._chats.sessions,
             self._clock,
             self._publish,
         )
@@ -127,6 +127,7 @@ class Engine(PythonApi):
             codec=settings.kv_codec,
             fingerprint=model.fingerprint,
             has_template=model.template.source is not None,
+            calls=self._chats.style is not None,
         )
         self._loop.start()
 
@@ -156,7 +157,7 @@ class Engine(PythonApi):
         return cls(loaded, replace(settings, threads=threads))
 
     def _make_scheduler(self) -> Scheduler:
-        settings, tokenizer = self.settings, self.model.tokenizer
+        settings = self.settings
         codec = spec.codec(settings.kv_codec)
         cache = KvCache(
             self._budget.layout if len(self._budget.layout.kinds) > 1 else self._budget.blocks,
@@ -168,11 +169,7 @@ class Engine(PythonApi):
             shared=[self._shared_tokens(prefix) for prefix in settings.tenants.shared],
         )
 
-        def same_text(generated: Sequence[Token], rendered: Sequence[Token]) -> bool:
-            said, shown = tokenizer.decode(generated).strip(), tokenizer.decode(rendered).strip()
-            return bool(said) and (said.startswith(shown) or shown.startswith(said))
-
-        self._history = History(spec.BLOCK_TOKENS, heads=codec.head_reusable, same_text=same_text)
+        self._history = History(spec.BLOCK_TOKENS, heads=codec.head_reusable, why_not=self._chats.why_not)
         return Scheduler(
             cache,
             limits=SchedulerLimits(
@@ -206,16 +203,20 @@ class Engine(PythonApi):
     def card(self) -> ModelCard:
         return self._card
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, session_id: str | None, scope: Scope) -> Prompt:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        session_id: str | None,
+        scope: Scope,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Prompt:
         """Template and tokenise a chat. With a session, its own earlier answers are spliced in by their exact ids."""
-        turns = {} if session_id is None else self._sessions.turns(session_id, scope, messages)
-        template, tokenizer = self.model.template, self.model.tokenizer
-        if turns:
-            ids, ranges = template.render_turns_spans(messages, turns, tokenizer)
-        else:
-            ids, ranges = template.render_spans(messages, tokenizer)
-        spans = tuple(Span(start, end, message) for message, (start, end) in enumerate(ranges))
-        return Prompt(tuple(ids), spans)
+        return self._chats.render(messages, tools, session_id, scope)
+
+    def call_guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:
+        """A guide that lets an answer be nothing but calls of `tools`. InvalidRequest when the template has none."""
+        return self._chats.guide(tools)
 
     def encode(self, text: str, *, special: bool = True) -> list[Token]:
         """Token ids of a plain prompt; with `special` in the form the model expects, bos included."""

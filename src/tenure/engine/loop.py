@@ -204,7 +204,10 @@ class Loop:
         request = handle.request
         return _Live(
             handle,
-            [TextStream(self._tokenizer.stream(), request.sampling, self._eos_ids) for _ in range(request.n)],
+            [
+                TextStream(self._tokenizer.stream(marks=request.sampling.marks), request.sampling, self._eos_ids)
+                for _ in range(request.n)
+            ],
             [[] for _ in range(request.n)],
             [[] for _ in range(request.n)],
             [[] for _ in range(request.n)],

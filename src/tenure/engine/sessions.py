@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -12,6 +12,8 @@ from tenure.types import Scope, Token
 
 _MAX_TURNS = 1024
 """Answers kept of one session: a client may use one session id for everything it ever asks."""
+Said = tuple[str, str, tuple[tuple[str, str], ...]]
+"""What a client was shown of an answer: reasoning, text, and calls as (name, arguments)."""
 _MAX_TRIM = 64
 """Tokens dropped from an answer's end, at most, to find those that spell what the client was shown."""
 
@@ -19,12 +21,18 @@ _MAX_TRIM = 64
 class Sessions:
     """Answers by session and scope; the longest unused sessions are forgotten first. Threads may share it."""
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int = 2_000_000) -> None:
-        """`max_tokens` bounds the memory: about 8 bytes each."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_tokens: int = 2_000_000,
+        read: Callable[[str], Said] = lambda text: ("", text, ()),
+    ) -> None:
+        """`max_tokens` bounds the memory: about 8 bytes each. `read`: what clients are shown of an answer."""
         self._tokenizer = tokenizer
+        self._read = read
         self._max_tokens = max_tokens
         self._tokens = 0
-        self._turns: OrderedDict[tuple[str, Scope], list[tuple[str, tuple[Token, ...]]]] = OrderedDict()
+        self._turns: OrderedDict[tuple[str, Scope], list[tuple[Said, tuple[Token, ...]]]] = OrderedDict()
         self._lock = Lock()
 
     def remember(self, session_id: str, scope: Scope, text: str, tokens: Sequence[Token]) -> None:
@@ -36,9 +44,10 @@ class Sessions:
         exact = self._spelling(text, tokens)
         if not exact:
             return
+        said = self._read(text)
         with self._lock:
             turns = self._turns.setdefault((session_id, scope), [])
-            turns.append((text, exact))
+            turns.append((said, exact))
             self._turns.move_to_end((session_id, scope))
             self._tokens += len(exact)
             if len(turns) > _MAX_TURNS:
@@ -58,8 +67,9 @@ class Sessions:
         for index, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
+            shown = _shown(message)
             for turn in range(at, len(said)):
-                if said[turn][0] == message.get("content"):
+                if said[turn][0] == shown:
                     found[index] = said[turn][1]
                     at = turn + 1
                     break
@@ -69,9 +79,20 @@ class Sessions:
         if not text:
             return ()
         for end in range(len(tokens), max(0, len(tokens) - _MAX_TRIM), -1):
-            spelled = self._tokenizer.decode(tokens[:end])
-            if spelled == text:
+            marked = self._tokenizer.decode(tokens[:end], marks=True)
+            if text in (marked, self._tokenizer.decode(tokens[:end])):
                 return tuple(tokens[:end])
-            if len(spelled) < len(text):
+            if len(marked) < len(text):
                 return ()
         return ()
+
+
+def _shown(message: Mapping[str, Any]) -> Said:
+    """What a message that came back says was shown."""
+    calls = message.get("tool_calls") or ()
+    functions = [call["function"] for call in calls]
+    return (
+        message.get("reasoning_content") or "",
+        message.get("content") or "",
+        tuple((function["name"], function["arguments"]) for function in functions),
+    )

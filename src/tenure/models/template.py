@@ -162,9 +162,7 @@ class ChatTemplate:
         """The messages with a placeholder in the place of each turn's content, the turns that kept it, the text."""
         kept = sorted(i for i in turns if 0 <= i < len(messages))
         while True:
-            marked = [
-                {**message, "content": _placeholder(i)} if i in kept else message for i, message in enumerate(messages)
-            ]
+            marked = [_marked(message, i) if i in kept else message for i, message in enumerate(messages)]
             text = self.render(marked, add_generation_prompt=generation, **kwargs)
             found = [i for i in kept if text.count(_placeholder(i)) == 1]
             if found == kept:
@@ -248,6 +246,12 @@ class ChatTemplate:
             return self.render(messages, add_generation_prompt=generation, **kwargs)
         except InvalidRequest:
             return None
+
+
+def _marked(message: Message, index: int) -> Message:
+    """The message with a placeholder for all that the model wrote: its text, its reasoning and its calls."""
+    rest = {key: value for key, value in message.items() if key not in ("reasoning_content", "tool_calls")}
+    return {**rest, "content": _placeholder(index)}
 
 
 def _placeholder(index: int) -> str:

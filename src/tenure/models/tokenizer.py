@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from tenure.errors import BrokenFile, InvalidRequest, ModelNotFound, UnsupportedModel
+from tenure.models.answers import SHOWN
 from tenure.models.fields import Fields
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -111,8 +112,14 @@ class Tokenizer:
         self.vocab_size = max(size, max(vocab.values(), default=-1) + 1)
         self._bytes = _byte_table(vocab, {i: t.content for i, t in added.items()}, self.vocab_size, self._spaced)
         self._text_bytes = list(self._bytes)
+        self._marked_bytes = self._text_bytes
         for i in self.special_ids:
             self._text_bytes[i] = b""
+        shown = [i for i in self.special_ids if self._bytes[i].decode() in SHOWN]
+        if shown:
+            self._marked_bytes = list(self._text_bytes)
+            for i in shown:
+                self._marked_bytes[i] = self._bytes[i]
         if self._spaced and unknown_id is not None:
             self._text_bytes[unknown_id] = b""
         self.bos_id = bos_id
@@ -143,12 +150,14 @@ class Tokenizer:
         skip = 1 if lead else 0
         return ids[skip:], ends[skip:]
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
-        """The text of `ids`. `continues`: they go on after other text, so a leading space is kept.
+    def decode(
+        self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False, marks: bool = False
+    ) -> str:
+        """The text of `ids`. `continues`: they follow other text, so a leading space stays; `marks`: see `stream`.
 
         InvalidRequest when an id is not in the vocabulary.
         """
-        table = self._text_bytes if skip_special else self._bytes
+        table = self._marked_bytes if marks else self._text_bytes if skip_special else self._bytes
         ids = list(ids)
         for token in ids:
             if not 0 <= token < self.vocab_size:
@@ -156,9 +165,10 @@ class Tokenizer:
         text = b"".join([table[token] for token in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self._strips and not continues else text
 
-    def stream(self, *, continues: bool = False) -> TextDecoder:
-        """A decoder for one stream: its pieces add up to `decode(ids)`."""
-        return TextDecoder(self._text_bytes, self._strips and not continues)
+    def stream(self, *, continues: bool = False, marks: bool = False) -> TextDecoder:
+        """A decoder for one stream: its pieces add up to `decode(ids)`. `marks`: those of calls and reasoning are shown
+        even where they are control tokens."""
+        return TextDecoder(self._marked_bytes if marks else self._text_bytes, self._strips and not continues)
 
     def token_text(self, token: int) -> str:
         """The text of one token, control tokens by name; U+FFFD for parts of characters."""

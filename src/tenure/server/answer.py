@@ -7,6 +7,7 @@ through a JSON encoder (measured: about 1 µs a chunk, 30 times less than buildi
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
@@ -16,7 +17,8 @@ from tenure.server.asks import Ask
 from tenure.server.logprobs import ChatLogprobs, TextLogprobs
 from tenure.server.receipts import account, forgotten_object
 from tenure.server.replies import error_object
-from tenure.types import Done, Finish, Forgotten, LimitCause, Logprob, Piece
+from tenure.server.serves import Reader
+from tenure.types import Done, Finish, Forgotten, LimitCause, Logprob, Part, Piece
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -34,6 +36,11 @@ def _reason(piece: Piece) -> str | None:
     return REASONS.get(piece.finish)
 
 
+def _ended(finish: Finish, called: bool) -> str:
+    """The finish_reason of an answer that came to its end; one that calls tools stops for their sake."""
+    return "tool_calls" if called and finish is Finish.STOP else REASONS[finish]
+
+
 class Ends:
     """How the choices of one answer ended so far."""
 
@@ -43,6 +50,38 @@ class Ends:
     def note(self, piece: Piece) -> None:
         if piece.finish is not None:
             self.seen.append((piece.finish, piece.limit_cause))
+
+
+def _deltas(parts: Sequence[Part]) -> Iterator[str]:
+    """The parts of an answer as the deltas of a stream."""
+    for part in parts:
+        if part.kind == "text":
+            yield f'{{"content":{quote(part.text)}}}'
+        elif part.kind == "reasoning":
+            yield f'{{"reasoning_content":{quote(part.text)}}}'
+        elif part.kind == "call":
+            call = {"index": part.call, "id": part.id, "type": "function"}
+            yield _compact({"tool_calls": [{**call, "function": {"name": part.text, "arguments": ""}}]})
+        else:
+            yield _compact({"tool_calls": [{"index": part.call, "function": {"arguments": part.text}}]})
+
+
+def _message(parts: Sequence[Part]) -> dict[str, Any]:
+    """The parts of a whole answer as a message."""
+    content = "".join(part.text for part in parts if part.kind == "text")
+    reasoning = "".join(part.text for part in parts if part.kind == "reasoning")
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        if part.kind == "call":
+            calls.append({"id": part.id, "type": "function", "function": {"name": part.text, "arguments": ""}})
+        elif part.kind == "arguments":
+            calls[part.call]["function"]["arguments"] += part.text
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 def _tellers(ask: Ask) -> list[ChatLogprobs | TextLogprobs] | None:
@@ -91,12 +130,17 @@ class Whole:
     def _choice(self, index: int) -> dict[str, Any]:
         text, last = "".join(self._texts[index]), self._last[index]
         choice: dict[str, Any] = {"index": index}
-        if self._ask.kind == "chat":
+        called = False
+        if self._ask.reader is not None:
+            reader = self._ask.reader()
+            choice["message"] = _message([*reader.push(text), *reader.finish()])
+            called = "tool_calls" in choice["message"]
+        elif self._ask.kind == "chat":
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
         choice["logprobs"] = None if self._tellers is None else self._tellers[index].part(self._told[index])
-        choice["finish_reason"] = None if last is None or last.finish is None else REASONS[last.finish]
+        choice["finish_reason"] = None if last is None or last.finish is None else _ended(last.finish, called)
         choice["stop_reason"] = None if last is None else last.stopped_by
         if self._ask.token_ids:
             choice["token_ids"] = self._tokens[index]
@@ -114,16 +158,16 @@ class Chunks:
         self._held: Piece | None = None
         self._begun = False
         self._tellers = _tellers(ask)
+        self._readers = None if ask.reader is None else [ask.reader() for _ in range(ask.choices)]
+        self._called: set[int] = set()
         self._plain = self._tellers is None and not ask.token_ids
         chat = ask.kind == "chat"
         kind = "chat.completion.chunk" if chat else "text_completion"
         start = {"id": ask.request.id, "object": kind, "created": created, "model": ask.model}
         self._start = f"data: {_compact(start)[:-1]}"
         usage = ',"usage":null' if ask.include_usage else ""
-        self._heads = [
-            f'{self._start}{usage},"choices":[{{"index":{index},' + ('"delta":{"content":' if chat else '"text":')
-            for index in range(ask.choices)
-        ]
+        self._openings = [f'{self._start}{usage},"choices":[{{"index":{index},' for index in range(ask.choices)]
+        self._heads = [opening + ('"delta":{"content":' if chat else '"text":') for opening in self._openings]
         self._close = "}" if chat else ""
         self._plain_end = f'{self._close},"logprobs":null,"finish_reason":null}}]}}\n\n'
 
@@ -135,6 +179,9 @@ class Chunks:
         if finish is None and not piece.tokens and not piece.text:
             return b""
         first = b"" if self._begun else self._first()
+        if self._readers is not None:
+            first += self._read(piece, self._readers[piece.index])
+            piece = replace(piece, text="")
         if finish is None:
             if not self._plain:
                 return first + self._write(piece, None, "")
@@ -147,6 +194,18 @@ class Chunks:
             return first
         return first + self._write(piece, finish, "")
 
+    def _read(self, piece: Piece, reader: Reader) -> bytes:
+        """A chunk for each part that the piece's text completes. Tokens and their logprobs go with the chunk after."""
+        parts = reader.push(piece.text)
+        if piece.finish is not None:
+            parts += reader.finish()
+        if any(part.kind == "call" for part in parts):
+            self._called.add(piece.index)
+        opening = self._openings[piece.index]
+        return "".join(
+            f'{opening}"delta":{delta},"logprobs":null,"finish_reason":null}}]}}\n\n' for delta in _deltas(parts)
+        ).encode()
+
     def end(self, done: Done) -> bytes:
         """The last chunk of a stream that ended well, and the end mark."""
         sums = account(done)
@@ -156,7 +215,7 @@ class Chunks:
         held = self._held
         if held is None or held.finish is None:
             raise AssertionError("a stream cannot end before its choices have")
-        return self._write(held, REASONS[held.finish], f",{_compact(sums)[1:-1]}") + DONE
+        return self._write(held, _reason(held), f",{_compact(sums)[1:-1]}") + DONE
 
     def fail(self, error: RequestError, done: Done | None) -> bytes:
         """An error event with what was used so far, and the end mark."""
@@ -167,9 +226,13 @@ class Chunks:
     def _write(self, piece: Piece, finish: str | None, extra: str) -> bytes:
         """A chunk with everything that was asked for; `extra` goes beside its choices."""
         told = "null" if self._tellers is None else _compact(self._tellers[piece.index].part(piece.logprobs))
+        if finish is not None and piece.finish is not None:
+            finish = _ended(piece.finish, piece.index in self._called)
         reason = "null" if finish is None else f'"{finish}","stop_reason":{_compact(piece.stopped_by)}'
         ids = f',"token_ids":{_compact(piece.tokens)}' if self._ask.token_ids else ""
         head = f"{self._heads[piece.index]}{quote(piece.text)}{self._close}"
+        if self._readers is not None:
+            head = f'{self._openings[piece.index]}"delta":{{}}'
         return f'{head},"logprobs":{told},"finish_reason":{reason}{ids}}}]{extra}}}\n\n'.encode()
 
     def _slid(self, index: int, forgotten: Forgotten) -> bytes:

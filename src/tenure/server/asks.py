@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from tenure.errors import InvalidRequest, UnknownModel
 from tenure.server.body import Strict, validate
@@ -16,7 +16,8 @@ from tenure.server.caller import Caller
 from tenure.server.guides import read_guide
 from tenure.server.logprobs import TokenBytes
 from tenure.server.pins import read_pins
-from tenure.server.serves import Prompt, Serves
+from tenure.server.serves import Prompt, Reader, Serves
+from tenure.server.tools import Offer, check_calls, read_offer
 from tenure.server.trim import fit, slide
 from tenure.server.unbuilt import CHAT, COMPLETION, refuse_unbuilt
 from tenure.types import Guide, Overflow, Request, Sampling
@@ -31,10 +32,11 @@ MAX_STOP_IDS = 256
 MAX_BIASED = 1024
 MAX_PROMPTS = 256
 """Choices of all prompts of one request together."""
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Int32 = Annotated[int, Field(ge=-INT32, lt=INT32)]
 MAX_MESSAGES = 10_000
+NO_OFFER = Offer()
 
 
 def _ids(value: Any) -> list[int]:
@@ -64,34 +66,55 @@ class Message(Strict):
     """One chat message. `content` becomes one string: text parts are joined by line breaks, as vLLM does."""
 
     role: str
-    content: Any
     tool_calls: Any = None
+    content: Annotated[Any, Field(validate_default=True)] = None
+    reasoning_content: str | None = None
+    tool_call_id: Name | None = None
+    name: Name | None = None
     function_call: Any = None
     audio: Any = None
 
     @field_validator("role")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value in ("tool", "function"):
-            raise ValueError(f"{value!r} is not built yet")
+        if value == "function":
+            raise ValueError("'function' is not built yet; use 'tool'")
         if value not in ROLES:
             raise ValueError(f"must be one of {', '.join(ROLES)}")
         return ROLES[value]
 
+    @field_validator("tool_calls")
+    @classmethod
+    def _calls(cls, value: Any, info: ValidationInfo) -> list[dict[str, Any]] | None:
+        calls = check_calls(value)
+        if calls and info.data.get("role") != "assistant":
+            raise ValueError("belong to messages of the assistant")
+        return calls
+
     @field_validator("content")
     @classmethod
-    def _text(cls, value: Any) -> str:
-        if isinstance(value, str):
+    def _text(cls, value: Any, info: ValidationInfo) -> str | None:
+        if isinstance(value, str) or (value is None and info.data.get("tool_calls")):
             return value
         if not isinstance(value, list) or not value:
             raise ValueError("must be a string or a non-empty list of text parts")
         return "\n".join(_part_text(part) for part in value)
 
-    @field_validator("tool_calls", "function_call", "audio")
+    @field_validator("function_call", "audio")
     @classmethod
     def _absent(cls, value: Any) -> None:
         if value:
             raise ValueError("is not built yet")
+
+    def for_template(self) -> dict[str, Any]:
+        """As templates take it: what is absent is left out."""
+        more = {
+            "reasoning_content": self.reasoning_content if self.role == "assistant" else None,
+            "tool_calls": self.tool_calls,
+            "tool_call_id": self.tool_call_id,
+            "name": self.name if self.role == "tool" else None,
+        }
+        return {"role": self.role, "content": self.content, **{k: v for k, v in more.items() if v is not None}}
 
 
 def _part_text(part: Any) -> str:
@@ -209,6 +232,8 @@ class Ask:
     token_bytes: TokenBytes
     echoes: tuple[str, ...] = ()
     """What each prompt's answers begin with."""
+    reader: Callable[[], Reader] | None = None
+    """Makes what reads each choice for reasoning and calls; None when all of it is text."""
 
     @property
     def request(self) -> Request:
@@ -239,10 +264,16 @@ def chat_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) -> Ask:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_completion_tokens or body.max_tokens
-    sampling = _sampling(serves, body, max_tokens, logprobs, read_guide(serves, fields))
-    prompt = render(serves, body, caller, max_tokens)
+    offer, guide = read_offer(serves, fields), read_guide(serves, fields)
+    if offer.guide is not None and guide is not None:
+        raise InvalidRequest(
+            "tool_choice: an answer that must call a tool can follow no other guide", param="tool_choice"
+        )
+    sampling = _sampling(serves, body, max_tokens, logprobs, guide or offer.guide)
+    prompt = render(serves, body, caller, max_tokens, offer)
     prompt = replace(prompt, pins=read_pins(fields["messages"], prompt.spans))
-    return _ask(serves, body, [prompt], "chat", caller, sampling)
+    ask = _ask(serves, body, [prompt], "chat", caller, replace(sampling, marks=prompt.reader is not None))
+    return replace(ask, reader=prompt.reader)
 
 
 def completion_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) -> Ask:
@@ -276,7 +307,9 @@ def _tokens(serves: Serves, body: CompletionBody, prompt: str | list[int]) -> li
     return tokens
 
 
-def render(serves: Serves, body: ChatBody, caller: Caller, max_tokens: int | None = None) -> Prompt:
+def render(
+    serves: Serves, body: ChatBody, caller: Caller, max_tokens: int | None = None, offer: Offer = NO_OFFER
+) -> Prompt:
     """The messages through the model's template, as tokens; shortened when they are too long and may be."""
     if not serves.card.has_template:
         raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
@@ -284,9 +317,13 @@ def render(serves: Serves, body: ChatBody, caller: Caller, max_tokens: int | Non
     session = session_of(body, caller)
 
     def rendered(messages: Sequence[Mapping[str, Any]]) -> Prompt:
-        return serves.render(messages, session_id=session, scope=scope)
+        return serves.render(messages, session_id=session, scope=scope, tools=offer.tools)
 
-    messages = [{"role": m.role, "content": m.content} for m in body.messages]
+    messages = [message.for_template() for message in body.messages]
+    odd = next((n for n, m in enumerate(body.messages) if m.role == "tool" or m.tool_calls), None)
+    if odd is not None and not serves.card.calls:
+        param = f"messages[{odd}].{'role' if body.messages[odd].role == 'tool' else 'tool_calls'}"
+        raise InvalidRequest(f"{param}: this model's chat template has no tools", param=param)
     overflow, steps = overflow_of(serves, body), serves.stats().trim_steps
     return fit(messages, rendered, overflow, serves.card.context_limit, max_tokens, steps)
 

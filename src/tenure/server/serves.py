@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from tenure.events import FactLog
-from tenure.types import Done, Forgotten, Guide, Piece, Pin, Request, Scope, Snapshot, Span, Token
+from tenure.types import Done, Forgotten, Guide, Part, Piece, Pin, Request, Scope, Snapshot, Span, Token
 from tenure.views import ConversationView, Forecast
 
 Change = Literal["pin", "unpin", "pause", "resume"]
@@ -25,6 +25,20 @@ class ModelCard:
     codec: str
     fingerprint: str
     has_template: bool
+    calls: bool = False
+    """Whether the template was written for tools."""
+
+
+class Reader(Protocol):
+    """Reads one answer as it comes."""
+
+    def push(self, text: str) -> list[Part]:
+        """The parts that `text` completes."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """What was held back, at the end of the answer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,8 @@ class Prompt:
     spans: tuple[Span, ...]
     forgotten: tuple[Forgotten, ...] = ()
     pins: tuple[Pin, ...] = ()
+    reader: Callable[[], Reader] | None = None
+    """Makes what reads an answer for reasoning and calls; None when all of it is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +83,19 @@ class Serves(Protocol):
     @property
     def card(self) -> ModelCard: ...
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, session_id: str | None, scope: Scope) -> Prompt:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        session_id: str | None,
+        scope: Scope,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Prompt:
         """Template and tokenise a chat. With a session, its own earlier answers are spliced in by their exact ids."""
+        ...
+
+    def call_guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:
+        """A guide that lets an answer be nothing but calls of `tools`. InvalidRequest when the template has none."""
         ...
 
     def encode(self, text: str, *, special: bool = True) -> list[Token]: ...
@@ -105,9 +132,7 @@ class Serves(Protocol):
         """One of them. NotFound when there is none of that id, or it is another tenant's."""
         ...
 
-    async def change_conversation(
-        self, tenant: str | None, id: str, change: Change, ttl_s: float
-    ) -> ConversationView:
+    async def change_conversation(self, tenant: str | None, id: str, change: Change, ttl_s: float) -> ConversationView:
         """Do something to a conversation: what it is then. `ttl_s` is for pins alone; InvalidRequest when the tenant's
         budget has no room for one. NotFound as above."""
         ...

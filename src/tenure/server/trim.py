@@ -74,7 +74,7 @@ def trim(
         prompt = render([messages[number] for number in kept])
         if len(prompt.tokens) <= budget:
             spans = tuple(replace(span, message=kept[span.message]) for span in prompt.spans)
-            return Prompt(prompt.tokens, spans, _told(whole, dropped, context_limit))
+            return replace(prompt, spans=spans, forgotten=_told(whole, dropped, context_limit))
     raise ContextLengthExceeded(
         f"The prompt has {len(whole.tokens)} tokens; even without its oldest turns it leaves no room for an answer in"
         f" the context of {context_limit}.",
@@ -93,7 +93,7 @@ def slide(prompt: Prompt, context_limit: int) -> Prompt:
     tokens = prompt.tokens[:start] + prompt.tokens[end:]
     moved = [_moved(span, start, end) for span in prompt.spans]
     spans = tuple(span for span in moved if span.start < span.end)
-    return Prompt(tokens, spans, (forgotten(start, end, prompt.spans),))
+    return replace(prompt, tokens=tokens, spans=spans, forgotten=(forgotten(start, end, prompt.spans),))
 
 
 def _moved(span: Span, start: int, end: int) -> Span:

@@ -45,8 +45,7 @@ COMMON: dict[str, tuple[Any, ...]] = {
 
 CHAT: dict[str, tuple[Any, ...]] = {
     **COMMON,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),

@@ -207,7 +207,7 @@ class Replay:
             ),
             admission=self._admission,
             pressure=registry.pressure(setup.pressure),
-            history=History(setup.block_tokens, heads=self._codec.head_reusable, same_text=lambda said, shown: False),
+            history=History(setup.block_tokens, heads=self._codec.head_reusable, why_not=lambda said, shown: None),
             facts=facts,
             costs=calibration.costs(),
         )
