@@ -76,6 +76,8 @@ class WaitingQueue:
     def __init__(self, tenants: Tenants | None = None) -> None:
         self._tenants = Tenants() if tenants is None else tenants
         self.accounts: dict[str, Account] = {}
+        for tenant in self._tenants.tenants:  # from the start: their limits bind the first request as well
+            self.account(tenant.name)
 
     def __len__(self) -> int:
         return sum(len(account.queue) for account in self.accounts.values())
