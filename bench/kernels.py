@@ -97,12 +97,15 @@ def attend(sequences: int, rows: int, past: int, repeat: int, bandwidth: float) 
     k, v = (rng.standard_normal((total, KV_HEADS, DIM), np.float32) for _ in range(2))
     out = np.empty_like(q)
     seq_rows = np.arange(sequences + 1, dtype=np.int32) * rows
-    block_starts = np.arange(sequences + 1, dtype=np.int32) * per_sequence
+    starts = np.arange(sequences + 1, dtype=np.int32) * per_sequence
+    blocks = sequences * per_sequence
+    codecs, nowhere = np.zeros(blocks, np.uint8), np.full(blocks, -1, np.int64)
+    none_gone = np.zeros(sequences, np.int32)
     first = np.full(sequences, past, np.int32)
 
     def call(i: int) -> None:
-        table = tables[i % sets]
-        _native.attention(arena, "bf16", isa, 0, q, k, v, seq_rows, first, block_starts, table, out)
+        table = (starts, none_gone, tables[i % sets], codecs, nowhere, codecs)
+        _native.attention(arena, "bf16", isa, 0, q, k, v, seq_rows, first, table, out)
 
     took = seconds(call, repeat)
     read = sequences * tokens * 2 * KV_HEADS * DIM * 2

@@ -19,8 +19,8 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 const AttentionKernels& attention_kernels(const Isa& isa) { return TENURE_CHOOSE(isa, attention_table); }
 
-Attention::Attention(const KvLayout& layout, int heads, const Isa& isa, AttentionRule rule)
-    : layout_(layout), rule_(rule), kernels_(attention_kernels(isa)) {
+Attention::Attention(const KvLayout& layout, Codec staged, int heads, const Isa& isa, AttentionRule rule)
+    : layout_(layout), staged_(staged), rule_(rule), kernels_(attention_kernels(isa)) {
     if (layout.head_dim <= 0 || layout.head_dim % 16 || layout.head_dim > kMaxHeadDim)
         throw std::invalid_argument("head_dim: must be a multiple of 16 up to " + std::to_string(kMaxHeadDim) +
                                     ", not " + std::to_string(layout.head_dim));
@@ -39,9 +39,12 @@ int64_t Attention::seen(const Tile& tile) const {
     return std::min(tile.visible, rule_.window) + tile.tokens - 1;
 }
 
-void Attention::plan(const Batch& batch, int threads) {
+void Attention::plan(const Batch& batch, const BlockTable& table, int threads, const int32_t* table_rows) {
     batch_ = batch;
-    add_tiles(threads);
+    table_ = &table;
+    table_rows_ = table_rows;
+    add_tiles();
+    share_tiles(threads);
     add_items();
     part_buffer_.reserve(part_floats_ * sizeof(float));
     thread_buffer_.reserve(threads * thread_bytes());
@@ -49,26 +52,37 @@ void Attention::plan(const Batch& batch, int threads) {
         counter_buffer_ = Buffer(counters_ * sizeof(std::atomic<int>));  // zeroed; finishers leave them at zero
 }
 
-void Attention::add_tiles(int threads) {
+void Attention::add_tiles() {
     tiles_.clear();
-    int64_t total = 0;
     for (int s = 0; s < batch_.sequences; s++) {
-        const int rows = batch_.seq_rows[s + 1] - batch_.seq_rows[s];
-        for (int token = 0; token < rows; token += tile_tokens_) {
-            const int tokens = std::min(tile_tokens_, rows - token);
-            const int end = batch_.first_pos[s] + token + tokens, visible = end - tokens + 1;
+        const int rows = batch_.seq_rows[s + 1] - batch_.seq_rows[s], row_of_table = table_row(s);
+        const bool encodes = table_->sequence_encodes(row_of_table);
+        for (int token = 0, tokens; token < rows; token += tokens) {
+            const int position = batch_.first_pos[s] + token, block = position / kBlockTokens;
+            tokens = std::min(tile_tokens_, rows - token);
+            int own = -1;
+            if (encodes) {
+                // Rows of one block see it staged, all others see it encoded: no tile holds rows of two.
+                tokens = std::min(tokens, kBlockTokens - position % kBlockTokens);
+                const int entry = table_->entry(row_of_table, block);
+                if (table_->encodes(entry)) own = entry;
+            }
+            const int end = position + tokens, visible = position + 1;
             const int first_split = std::max(0, visible - rule_.window) / kSplitTokens;
             tiles_.push_back({s, batch_.seq_rows[s] + token, tokens, visible, first_split,
-                              ceil_div(end, kSplitTokens) - first_split, false, 0, 0});
-            total += tokens * seen(tiles_.back());
+                              ceil_div(end, kSplitTokens) - first_split, false, own, 0, 0});
         }
     }
+}
+
+void Attention::share_tiles(int threads) {
+    int64_t total = 0;
+    for (const Tile& tile : tiles_) total += tile.tokens * seen(tile);
     const int64_t fair = total * layout_.kv_heads / (int64_t(kItemsPerThread) * threads);
     part_floats_ = 0;
     counters_ = 0;
     for (Tile& tile : tiles_) {
-        const int64_t cost = tile.tokens * seen(tile);
-        tile.shared = threads > 1 && tile.splits > 1 && cost > fair;
+        tile.shared = threads > 1 && tile.splits > 1 && tile.tokens * seen(tile) > fair;
         if (!tile.shared) continue;
         tile.part = part_floats_;
         tile.counter = counters_;
@@ -95,7 +109,26 @@ void Attention::add_items() {
     std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
 }
 
-Span Attention::span_of(const Tile& tile, int head, int split, const Call& call) const {
+Blocks Attention::blocks_of(const Tile& tile, int head, int layer) const {
+    const int row = table_row(tile.sequence), entry = table_->entry(row, table_->first_block(row));
+    Blocks blocks{.arena = batch_.arena,
+            .offsets = table_->offsets() + entry,
+            .codecs = table_->codecs() + entry,
+            .first = table_->first_block(row),
+            .own = tile.own < 0 ? -1 : table_->first_block(row) + tile.own - entry,
+            .own_head = tile.own < 0 ? nullptr : table_->staged_head(tile.own, layer, head),
+            .staged = staged_,
+            .tile_bytes = layout_.tile_bytes(staged_),
+            .head_offsets = {},
+            .head_bytes = {}};
+    for (int i = 0; i < kCodecs; i++) {
+        blocks.head_offsets[i] = layout_.head_offset(static_cast<Codec>(i), layer, head);
+        blocks.head_bytes[i] = layout_.head_bytes(static_cast<Codec>(i));
+    }
+    return blocks;
+}
+
+Span Attention::span_of(const Tile& tile, int head, int split, const Blocks& blocks, const Call& call) const {
     const int s = tile.sequence;
     const int filled = batch_.first_pos[s] + batch_.seq_rows[s + 1] - batch_.seq_rows[s];
     const int begin = (tile.first_split + split) * kSplitTokens;
@@ -109,9 +142,7 @@ Span Attention::span_of(const Tile& tile, int head, int split, const Call& call)
             .filled = filled,
             .begin = begin,
             .end = std::min(begin + kSplitTokens, tile.visible + tile.tokens - 1),
-            .head = batch_.arena + layout_.head_offset(call.layer, head),
-            .blocks = batch_.block_offsets + batch_.block_starts[s],
-            .tile_bytes = layout_.tile_bytes(),
+            .blocks = &blocks,
             .head_dim = layout_.head_dim};
 }
 
@@ -134,23 +165,25 @@ void Attention::finish(const Tile& tile, const Part& part, int head, const Call&
 }
 
 void Attention::whole_tile(const Tile& tile, int head, const Call& call, int thread) {
+    const Blocks blocks = blocks_of(tile, head, call.layer);
     auto* scratch = thread_buffer_.as<uint8_t>() + thread * thread_bytes();
     auto* floats = reinterpret_cast<float*>(scratch + span_scratch_bytes());
     const Part sum = part_at(floats, tile.tokens), next = part_at(floats + part_floats(tile.tokens), tile.tokens);
-    const SpanKernel span = kernels_.span[static_cast<int>(layout_.codec)];
-    span(span_of(tile, head, 0, call), sum, scratch);
+    const SpanKernel span = kernels_.span[static_cast<int>(staged_)];
+    span(span_of(tile, head, 0, blocks, call), sum, scratch);
     for (int split = 1; split < tile.splits; split++) {
-        span(span_of(tile, head, split, call), next, scratch);
+        span(span_of(tile, head, split, blocks, call), next, scratch);
         kernels_.fold(sum, next, tile.tokens * group_, layout_.head_dim);
     }
     finish(tile, sum, head, call);
 }
 
 void Attention::one_split(const Tile& tile, int split, int head, const Call& call, int thread) {
+    const Blocks blocks = blocks_of(tile, head, call.layer);
     auto* scratch = thread_buffer_.as<uint8_t>() + thread * thread_bytes();
     const int64_t stride = part_floats(tile.tokens);
     float* base = part_buffer_.as<float>() + tile.part + int64_t(head) * tile.splits * stride;
-    kernels_.span[static_cast<int>(layout_.codec)](span_of(tile, head, split, call),
+    kernels_.span[static_cast<int>(staged_)](span_of(tile, head, split, blocks, call),
                                                    part_at(base + split * stride, tile.tokens), scratch);
     auto& done = counter_buffer_.as<std::atomic<int>>()[tile.counter + head];
     if (done.fetch_add(1, std::memory_order_acq_rel) != tile.splits - 1) return;

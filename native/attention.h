@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "block_table.h"
 #include "buffer.h"
 #include "codecs.h"
 #include "isa.h"
@@ -26,6 +27,31 @@ constexpr float kLowest = -1e30f;  // stands for minus infinity where a NaN must
 // in f32, and a rescaling that is rare is a branch that is predicted.
 constexpr float kSlack = 8.0f;
 
+// One kv head in the blocks of one sequence, as the rows of one tile find it.
+struct Blocks {
+    struct Head {
+        const uint8_t* at;
+        Codec codec;
+    };
+
+    const uint8_t* arena;
+    const int64_t* offsets;  // of block `first` and those after it
+    const uint8_t* codecs;
+    int first;
+    int own;                 // the block the rows belong to, when they see it as staged and later rows as encoded; or -1
+    const uint8_t* own_head;
+    Codec staged;
+    int64_t tile_bytes;             // of a staged tile
+    int64_t head_offsets[kCodecs];  // of the layer and head within a block
+    int64_t head_bytes[kCodecs];
+
+    Head head(int block) const {
+        if (block == own) return {own_head, staged};
+        const int i = block - first;
+        return {arena + offsets[i] + head_offsets[codecs[i]], static_cast<Codec>(codecs[i])};
+    }
+};
+
 // Rows of one sequence and one kv head against tokens [begin, end) of it. Row r is query head r % group of token
 // r / group and sees tokens [0, visible + r / group), of them the last `window` at most.
 struct Span {
@@ -38,9 +64,7 @@ struct Span {
     float soft_cap;         // scores are squashed to ±soft_cap (log2 units); 0: they are not
     int filled;             // tokens of the sequence that are written: what lies beyond is never looked at
     int begin, end;         // begin is a multiple of kSplitTokens, end - begin <= kSplitTokens, end <= filled
-    const uint8_t* head;    // arena + offset of the layer and head within a block
-    const int64_t* blocks;  // byte offsets of the sequence's blocks
-    int64_t tile_bytes;
+    const Blocks* blocks;
     int head_dim;
 
     int visible_to(int row) const { return visible + row / group; }
@@ -58,12 +82,6 @@ struct Span {
     const float* query(int row) const { return q + row / group * q_stride + row % group * head_dim; }
     // Tiles of the step at `step` that no row sees any of.
     int unseen_tiles(int step) const { return first_seen(0) > step ? (first_seen(0) - step) / kTileTokens : 0; }
-    // The tile of a token; of tokens that no row sees the first tile that is seen: their blocks may be gone.
-    const uint8_t* tile(int token) const {
-        const int first = first_seen(0);
-        if (token < first) token = first;
-        return head + blocks[token / kBlockTokens] + token % kBlockTokens / kTileTokens * tile_bytes;
-    }
 };
 
 // Unnormalised result: o [rows][head_dim], the running maximum m [rows] (log2 units) and sum l [rows]. A row that sees
@@ -81,7 +99,7 @@ using FoldKernel = void (*)(const Part& into, const Part& from, int rows, int he
 using FinishKernel = void (*)(const Part& part, int rows, int group, int head_dim, float* out, int64_t out_stride);
 
 struct AttentionKernels {
-    SpanKernel span[kCodecs];
+    SpanKernel span[2];  // by what is staged: bf16, f32
     FoldKernel fold;
     FinishKernel finish;
 };
@@ -93,22 +111,11 @@ namespace avx512 { extern const AttentionKernels attention_table; }
 const AttentionKernels& attention_kernels(const Isa& isa);
 
 constexpr int kMaxTileRows = 128;  // rows a span kernel takes at once
-// Per row its query in bf16, its lane sums and what it sees; and the V of one tile. A multiple of a cache line.
+// Per row its query in bf16, its sums of turned V and of lanes, and what it sees; the V of one tile; and what a step expands.
 constexpr std::size_t span_scratch_bytes() {
-    return kMaxTileRows * (2 * kMaxHeadDim + 64 + sizeof(int)) + 2 * kTileTokens * kMaxHeadDim;
+    return kMaxTileRows * ((2 + 4) * kMaxHeadDim + 64 + sizeof(int)) + 2 * kTileTokens * kMaxHeadDim +
+           2 * 4 * kBlockTokens * kMaxHeadDim + 8 * kStepTokens;
 }
-
-// The ragged batch of a step: rows of sequence s are [seq_rows[s], seq_rows[s + 1]) at positions first_pos[s], …
-struct Batch {
-    int sequences;
-    const int32_t* seq_rows;       // [sequences + 1]
-    const int32_t* first_pos;      // [sequences]
-    const int32_t* block_starts;   // [sequences + 1]
-    const int64_t* block_offsets;  // bytes into the arena
-    uint8_t* arena;
-
-    int rows() const { return seq_rows[sequences]; }
-};
 
 constexpr int kNoWindow = 1 << 30;
 
@@ -122,11 +129,12 @@ struct AttentionRule {
 class Attention {
 public:
     // heads must be a multiple of layout.kv_heads.
-    Attention(const KvLayout& layout, int heads, const Isa& isa, AttentionRule rule = {});
+    Attention(const KvLayout& layout, Codec staged, int heads, const Isa& isa, AttentionRule rule = {});
 
     const AttentionRule& rule() const { return rule_; }
 
-    void plan(const Batch& batch, int threads);
+    // `table_rows` [sequences]: which sequence of the table each is; null: the same. All must outlive the runs.
+    void plan(const Batch& batch, const BlockTable& table, int threads, const int32_t* table_rows = nullptr);
     // q [rows][heads * head_dim] with q_stride floats between rows; out likewise.
     void run(int layer, const float* q, int64_t q_stride, float* out, int64_t out_stride, Team& team);
 
@@ -137,6 +145,7 @@ private:
         int sequence, token, tokens, visible;
         int first_split, splits;  // the splits that hold what its rows see
         bool shared;
+        int own;       // entry of the block its rows belong to when that is encoded in this step; else -1
         int64_t part;  // floats into the part buffer: kv_heads * splits parts
         int counter;   // first of kv_heads counters
     };
@@ -152,9 +161,12 @@ private:
         int64_t out_stride;
     };
 
-    void add_tiles(int threads);
+    void add_tiles();
+    void share_tiles(int threads);
     void add_items();
-    Span span_of(const Tile& tile, int head, int split, const Call& call) const;
+    int table_row(int s) const { return table_rows_ ? table_rows_[s] : s; }
+    Blocks blocks_of(const Tile& tile, int head, int layer) const;
+    Span span_of(const Tile& tile, int head, int split, const Blocks& blocks, const Call& call) const;
     Part part_at(float* base, int tokens) const;
     void finish(const Tile& tile, const Part& part, int head, const Call& call) const;
     void whole_tile(const Tile& tile, int head, const Call& call, int thread);
@@ -165,10 +177,13 @@ private:
     int64_t seen(const Tile& tile) const;
 
     KvLayout layout_;
+    Codec staged_;
     AttentionRule rule_;
     int group_, tile_tokens_;
     const AttentionKernels& kernels_;
     Batch batch_{};
+    const BlockTable* table_ = nullptr;
+    const int32_t* table_rows_ = nullptr;
     std::vector<Tile> tiles_;
     std::vector<Item> items_;
     int64_t part_floats_ = 0;

@@ -1,29 +1,30 @@
-// Attention over bf16 blocks with dot products of bf16 pairs: queries and probabilities are rounded to bf16, sums are f32.
+// Attention over blocks staged in bf16, or encoded and expanded to it, with dot products of bf16 pairs: queries and probabilities are rounded to bf16, sums are f32.
 //
 // Up to six rows share one pass over a step of 64 tokens: 6 x 4 accumulators and what they are fed with fill the 32
 // registers. They are kept in local arrays that nothing takes the address of: GCC 12 otherwise leaves them in memory.
 #include <immintrin.h>
 
-#include "attention.h"
+#include "attention_step.h"
 #include "simd16.h"
+#include "turn.h"
 
 namespace tenure::avx512 {
 namespace {
 
 constexpr int kRows = 6;
 
-struct Step {
-    const uint8_t* k[kTilesPerStep];
-    const uint8_t* v[kTilesPerStep];
-    const uint8_t* next[kTilesPerStep];  // tiles of the step after, to be prefetched; null when there is none
-    int begin;
-    int first, tiles;  // those that hold tokens somebody sees are [first, tiles); the others repeat one and are masked
+struct Step : StepTiles {
+    const uint8_t* next[kTilesPerStep];  // four stretches of the step after, to be prefetched
+    int next_lines;                      // cache lines of each; 0: there is no such step
+    const uint8_t* v[kTilesPerStep];     // the V of each tile, without what was never written
 };
 
 struct Work {
     uint16_t* q;   // [rows][head_dim] bf16
     float* l;      // [rows][16] lane sums
     int* visible;  // [rows] the row sees [visible - window, visible); ascends
+    float* turned;  // [rows][head_dim] sums of turned V
+    bool turns;     // whether there are any
     int window;
     float soft_cap;
 };
@@ -56,11 +57,12 @@ TENURE_INLINE void scores(const Step& step, const uint16_t* q, int head_dim, __m
     __m512 sum[R][kTilesPerStep];
     for (int r = 0; r < R; r++)
         for (int i = 0; i < kTilesPerStep; i++) sum[r][i] = _mm512_setzero_ps();
-    const uint8_t *k0 = step.k[0], *k1 = step.k[1], *k2 = step.k[2], *k3 = step.k[3];
+    const uint8_t *k0 = step.tile[0], *k1 = step.tile[1], *k2 = step.tile[2], *k3 = step.tile[3];
+    [[maybe_unused]] const int ahead = (step.next_lines + 1) / 2;
     for (int d = 0; d < head_dim / 2; d++) {
         const __m512i a = _mm512_loadu_si512(k0 + 64 * d), b = _mm512_loadu_si512(k1 + 64 * d);
         const __m512i c = _mm512_loadu_si512(k2 + 64 * d), e = _mm512_loadu_si512(k3 + 64 * d);
-        if constexpr (prefetch) {
+        if (prefetch && d < ahead) {
             for (int i = 0; i < kTilesPerStep; i++) {
                 _mm_prefetch(reinterpret_cast<const char*>(step.next[i] + 128 * d), _MM_HINT_T1);
                 _mm_prefetch(reinterpret_cast<const char*>(step.next[i] + 128 * d + 64), _MM_HINT_T1);
@@ -79,8 +81,11 @@ TENURE_INLINE void scores(const Step& step, const uint16_t* q, int head_dim, __m
 }
 
 // The running softmax of one row takes in 64 scores, of which it sees some (all of them unless masked).
+// `v_scale`: what the probabilities are multiplied by before they are rounded, or null. `turned`: another sum like o, or
+// null.
 template <bool masked>
-TENURE_INLINE void absorb(const __m512* score, Seen sees, int head_dim, float* o, float* m, float* l, uint16_t* p) {
+TENURE_INLINE void absorb(const __m512* score, Seen sees, int head_dim, float* o, float* turned, float* m, float* l,
+                          const float* v_scale, uint16_t* p) {
     [[maybe_unused]] const __m512 lowest = _mm512_set1_ps(kLowest);
     __m512 s[kTilesPerStep];
     [[maybe_unused]] __mmask16 seen[kTilesPerStep];
@@ -97,24 +102,28 @@ TENURE_INLINE void absorb(const __m512* score, Seen sees, int head_dim, float* o
         *m = raised;
         sum = _mm512_mul_ps(sum, shrink);
         for (int d = 0; d < head_dim; d += 16) _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), shrink));
+        for (int d = 0; turned && d < head_dim; d += 16)
+            _mm512_storeu_ps(turned + d, _mm512_mul_ps(_mm512_loadu_ps(turned + d), shrink));
     }
     const __m512 top = _mm512_set1_ps(*m);
     for (int i = 0; i < kTilesPerStep; i++) {
         __m512 e = (__m512)exp2_lanes((f32x16)_mm512_sub_ps(s[i], top));
         if constexpr (masked) e = _mm512_maskz_mov_ps(seen[i], e);
         sum = _mm512_add_ps(sum, e);
+        if (v_scale) e = _mm512_mul_ps(e, _mm512_load_ps(v_scale + kTileTokens * i));
         _mm256_store_si256(reinterpret_cast<__m256i*>(p + kTileTokens * i), (__m256i)_mm512_cvtneps_pbh(e));
     }
     _mm512_store_ps(l, sum);
 }
 
-// o[R][16 * W columns] += p V.
+// o[R][16 * W columns] += p V of the tiles [first, end).
 template <int R, int W>
-TENURE_INLINE void weigh(const Step& step, const uint16_t (*p)[kStepTokens], int head_dim, int column, float* o) {
+TENURE_INLINE void weigh(const Step& step, int first, int end, const uint16_t (*p)[kStepTokens], int head_dim, int column,
+                         float* o) {
     __m512 sum[R][W];
     for (int r = 0; r < R; r++)
         for (int j = 0; j < W; j++) sum[r][j] = _mm512_loadu_ps(o + r * head_dim + column + 16 * j);
-    for (int i = step.first; i < step.tiles; i++) {
+    for (int i = first; i < end; i++) {
         const uint8_t* v = step.v[i] + 4 * column;
         for (int t = 0; t < kTileTokens / 2; t++, v += 4 * head_dim) {
             __m512i x[W];
@@ -130,6 +139,13 @@ TENURE_INLINE void weigh(const Step& step, const uint16_t (*p)[kStepTokens], int
 }
 
 template <int R>
+void weigh_columns(const Step& step, int first, int end, const uint16_t (*p)[kStepTokens], int head_dim, float* o) {
+    int column = 0;
+    for (; column + 64 <= head_dim; column += 64) weigh<R, 4>(step, first, end, p, head_dim, column, o);
+    for (; column < head_dim; column += 16) weigh<R, 1>(step, first, end, p, head_dim, column, o);
+}
+
+template <int R>
 void step_rows(const Step& step, const Work& work, const Part& part, int row, const Seen* seen, int head_dim,
                bool prefetch) {
     __m512 score[R][kTilesPerStep];
@@ -138,8 +154,13 @@ void step_rows(const Step& step, const Work& work, const Part& part, int row, co
         scores<R, true>(step, q, head_dim, score);
     else
         scores<R, false>(step, q, head_dim, score);
+    if (step.k_scale)
+        for (int i = 0; i < kTilesPerStep; i++) {
+            const __m512 scale = _mm512_load_ps(step.k_scale + kTileTokens * i);
+            for (int r = 0; r < R; r++) score[r][i] = _mm512_mul_ps(score[r][i], scale);
+        }
     alignas(64) uint16_t p[R][kStepTokens];
-    float* o = part.o + row * head_dim;
+    float *o = part.o + row * head_dim, *turned = work.turned + row * head_dim;
     if (work.soft_cap > 0.0f)
         for (int r = 0; r < R; r++)
             for (int i = 0; i < kTilesPerStep; i++)
@@ -147,18 +168,21 @@ void step_rows(const Step& step, const Work& work, const Part& part, int row, co
     const bool masked = !seen[0].all() || !seen[R - 1].all();  // both ends ascend with rows
     for (int r = 0; r < R; r++) {
         float *o_row = o + r * head_dim, *m = part.m + row + r, *l = work.l + 16 * (row + r);
+        float* turned_row = work.turns ? turned + r * head_dim : nullptr;
         if (masked)
-            absorb<true>(score[r], seen[r], head_dim, o_row, m, l, p[r]);
+            absorb<true>(score[r], seen[r], head_dim, o_row, turned_row, m, l, step.v_scale, p[r]);
         else
-            absorb<false>(score[r], seen[r], head_dim, o_row, m, l, p[r]);
+            absorb<false>(score[r], seen[r], head_dim, o_row, turned_row, m, l, step.v_scale, p[r]);
     }
-    int column = 0;
-    for (; column + 64 <= head_dim; column += 64) weigh<R, 4>(step, p, head_dim, column, o);
-    for (; column < head_dim; column += 16) weigh<R, 1>(step, p, head_dim, column, o);
+    if (step.turned[0] == step.turned[1])
+        return weigh_columns<R>(step, step.first, step.tiles, p, head_dim, step.turned[0] ? turned : o);
+    constexpr int kHalf = kTilesPerStep / 2;
+    weigh_columns<R>(step, step.first, kHalf, p, head_dim, step.turned[0] ? turned : o);
+    weigh_columns<R>(step, kHalf, step.tiles, p, head_dim, step.turned[1] ? turned : o);
 }
 
 void step_all_rows(const Span& span, const Step& step, const Work& work, const Part& part) {
-    bool prefetch = step.next[0] != nullptr;
+    bool prefetch = step.next_lines > 0;
     for (int row = 0; row < span.rows; row += kRows) {
         const int count = span.rows - row < kRows ? span.rows - row : kRows;
         Seen seen[kRows];
@@ -191,11 +215,15 @@ const uint8_t* clean_values(const uint8_t* v, int written, int head_dim, uint8_t
 
 // Nobody else asks for it in time: the step before, if there is one, belongs to another span.
 void prefetch_first_step(const Span& span) {
-    const int end = span.seen_end();
-    const int begin = span.first_step();
-    for (int token = begin; token < end && token < begin + kStepTokens; token += kTileTokens)
-        for (int64_t at = 0; at < span.tile_bytes; at += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(span.tile(token) + at), _MM_HINT_T1);
+    const int end = span.seen_end(), step = span.first_step();
+    const Blocks& blocks = *span.blocks;
+    const int from = step > span.first_seen(0) ? step : span.first_seen(0);
+    const int to = end < step + kStepTokens ? end : step + kStepTokens;
+    for (int block = from / kBlockTokens; block * kBlockTokens < to; block++) {
+        const Blocks::Head head = blocks.head(block);
+        for (int64_t at = 0; at < blocks.head_bytes[static_cast<int>(head.codec)]; at += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(head.at + at), _MM_HINT_T1);
+    }
 }
 
 void prepare_rows(const Span& span, const Part& part, const Work& work) {
@@ -216,37 +244,74 @@ void prepare_rows(const Span& span, const Part& part, const Work& work) {
     std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
 }
 
-Step step_at(const Span& span, int begin, int end, uint8_t* clean) {
-    Step step;
-    step.begin = begin;
-    step.first = span.unseen_tiles(begin);
-    const int tokens = end - begin < kStepTokens ? end - begin : kStepTokens;
-    step.tiles = (tokens + kTileTokens - 1) / kTileTokens;
-    const int last = step.tiles - 1, last_token = begin + kTileTokens * last;
-    for (int i = 0; i < kTilesPerStep; i++) {
-        const int token = i < last ? begin + kTileTokens * i : last_token, ahead = token + kStepTokens;
-        step.k[i] = span.tile(token);
-        step.v[i] = step.k[i] + span.tile_bytes / 2;
-        step.next[i] = begin + kStepTokens < end ? span.tile(ahead < end ? ahead : end - 1) : nullptr;
+// The two blocks of the step after, halved.
+void find_next(const Span& span, int end, Step& step) {
+    const int begin = step.begin + kStepTokens;
+    int64_t most = 0;
+    step.next_lines = 0;
+    if (begin >= end) return;
+    for (int i = 0; i < kBlocksPerStep; i++) {
+        const int token = begin + i * kBlockTokens < end ? begin + i * kBlockTokens : begin;
+        const Blocks::Head head = span.blocks->head(token / kBlockTokens);
+        const int64_t half = span.blocks->head_bytes[static_cast<int>(head.codec)] / 2;
+        step.next[2 * i] = head.at;
+        step.next[2 * i + 1] = head.at + half;
+        if (half > most) most = half;
     }
-    if (span.filled - last_token < kTileTokens)
-        step.v[last] = clean_values(step.v[last], span.filled - last_token, span.head_dim, clean);
+    step.next_lines = static_cast<int>((most + 63) / 64);
+}
+
+struct Scratch {
+    StepScratch step;
+    alignas(64) float l[16 * kMaxTileRows];
+    alignas(64) uint8_t clean[2 * kTileTokens * kMaxHeadDim];
+    alignas(64) float turned[kMaxTileRows * kMaxHeadDim];
+    alignas(64) uint16_t q[kMaxTileRows * kMaxHeadDim];
+    int visible[kMaxTileRows];
+};
+static_assert(sizeof(Scratch) <= span_scratch_bytes());
+
+Step whole_step(const Span& span, int begin, int end, Scratch& scratch) {
+    Step step;
+    static_cast<StepTiles&>(step) = step_at(span, begin, end, codec_table, scratch.step);
+    find_next(span, end, step);
+    for (int i = 0; i < kTilesPerStep; i++) step.v[i] = step.tile[i] + span.blocks->tile_bytes / 2;
+    const int last = step.tiles - 1, written = span.filled - (begin + kTileTokens * last);
+    if (written < kTileTokens) step.v[last] = clean_values(step.v[last], written, span.head_dim, scratch.clean);
     return step;
+}
+
+// From here on there are sums of turned V.
+void start_turning(const Span& span, Work& work) {
+    if (work.turns) return;
+    work.turns = true;
+    std::memset(work.turned, 0, sizeof(float) * span.rows * span.head_dim);
+}
+
+void turn_back(const Span& span, const Work& work, const Part& part) {
+    for (int r = 0; r < span.rows; r++) {
+        float *turned = work.turned + r * span.head_dim, *o = part.o + r * span.head_dim;
+        turn(turned, span.head_dim);
+        for (int d = 0; d < span.head_dim; d += 16)
+            _mm512_storeu_ps(o + d, _mm512_add_ps(_mm512_loadu_ps(o + d), _mm512_loadu_ps(turned + d)));
+    }
 }
 
 }  // namespace
 
-void span_bf16(const Span& span, const Part& part, void* scratch) {
-    auto* l = static_cast<float*>(scratch);
-    auto* clean = reinterpret_cast<uint8_t*>(l + 16 * kMaxTileRows);
-    auto* q = reinterpret_cast<uint16_t*>(clean + 2 * kTileTokens * kMaxHeadDim);
-    const Work work{q, l, reinterpret_cast<int*>(q + kMaxTileRows * kMaxHeadDim), span.window, span.soft_cap};
+void span_bf16(const Span& span, const Part& part, void* memory) {
+    auto& scratch = *static_cast<Scratch*>(memory);
+    Work work{scratch.q, scratch.l, scratch.visible, scratch.turned, false, span.window, span.soft_cap};
     prefetch_first_step(span);
     prepare_rows(span, part, work);
     const int end = span.seen_end();
-    for (int begin = span.first_step(); begin < end; begin += kStepTokens)
-        step_all_rows(span, step_at(span, begin, end, clean), work, part);
-    for (int r = 0; r < span.rows; r++) part.l[r] = _mm512_reduce_add_ps(_mm512_load_ps(l + 16 * r));
+    for (int begin = span.first_step(); begin < end; begin += kStepTokens) {
+        const Step step = whole_step(span, begin, end, scratch);
+        if (step.turned[0] || step.turned[1]) start_turning(span, work);
+        step_all_rows(span, step, work, part);
+    }
+    if (work.turns) turn_back(span, work, part);
+    for (int r = 0; r < span.rows; r++) part.l[r] = _mm512_reduce_add_ps(_mm512_load_ps(work.l + 16 * r));
 }
 
 }  // namespace tenure::avx512

@@ -1,7 +1,8 @@
-// Attention on vector extensions, for both codecs and any head size that is a multiple of 16. Queries and probabilities
+// Attention on vector extensions, over blocks of any codec and any head size that is a multiple of 16. Queries and probabilities
 // stay f32 here.
-#include "attention.h"
+#include "attention_step.h"
 #include "simd16.h"
+#include "turn.h"
 
 #ifndef TENURE_KERNELS
 #define TENURE_KERNELS portable
@@ -11,14 +12,6 @@ namespace tenure::TENURE_KERNELS {
 namespace {
 
 constexpr int kRows = 4;  // rows that share one pass over a tile
-
-// The four tiles of a step. Tiles past the end repeat the last one; their scores are masked.
-struct Step {
-    const uint8_t* tile[kTilesPerStep];
-    int begin;   // absolute token
-    int tokens;  // written ones, 1..64
-    int first;   // the first tile that some row sees
-};
 
 struct Rows {
     const float* q[kRows];
@@ -88,7 +81,9 @@ TENURE_INLINE f32x16 mask_lanes(f32x16 x, int from, int to, float otherwise) {
 }
 
 // The running softmax of one row takes in 64 scores; leaves the probabilities in p.
-void absorb(const f32x16* score, int from, int limit, int head_dim, float* o, float& m, f32x16& l, float* p) {
+// `turned`: another sum like o.
+void absorb(const f32x16* score, int from, int limit, int head_dim, float* o, float* turned, float& m, f32x16& l,
+            const float* v_scale, float* p) {
     f32x16 s[kTilesPerStep], top = splat(kLowest);
     for (int i = 0; i < kTilesPerStep; i++) {
         s[i] = mask_lanes(score[i], from - kTileTokens * i, limit - kTileTokens * i, kLowest);
@@ -100,45 +95,68 @@ void absorb(const f32x16* score, int from, int limit, int head_dim, float* o, fl
         m = highest;
         l = l * shrink;
         for (int d = 0; d < head_dim; d += 16) store(o + d, load<f32x16>(o + d) * shrink);
+        for (int d = 0; turned && d < head_dim; d += 16) store(turned + d, load<f32x16>(turned + d) * shrink);
     }
     for (int i = 0; i < kTilesPerStep; i++) {
         const int at = kTileTokens * i;
         const f32x16 e = mask_lanes(exp2_lanes(s[i] - splat(m)), from - at, limit - at, 0.0f);
         l = l + e;
-        store(p + kTileTokens * i, e);
+        store(p + at, v_scale ? e * load<f32x16>(v_scale + at) : e);
     }
 }
 
+struct Work {
+    f32x16* l;      // [rows] lane sums
+    float* turned;  // [rows][head_dim] sums of turned V; null: there are none
+    float soft_cap;
+};
+
+// o[R][head_dim] += p V of the tiles [first, end).
 template <Codec codec, int R>
-void step_rows(const Step& step, const Rows& rows, const Part& part, f32x16* l, int head_dim, float soft_cap) {
-    f32x16 score[kTilesPerStep][R];
-    for (int i = 0; i < kTilesPerStep; i++) {
-        Tile<codec>::template scores<R>(step.tile[i], head_dim, rows, score[i]);
-        if (soft_cap > 0.0f)
-            for (int r = 0; r < R; r++) score[i][r] = squash(score[i][r], soft_cap);
-    }
-    alignas(64) float p[R][kStepTokens];
-    for (int r = 0; r < R; r++) {
-        f32x16 mine[kTilesPerStep];
-        for (int i = 0; i < kTilesPerStep; i++) mine[i] = score[i][r];
-        const int row = rows.first + r;
-        absorb(mine, rows.from[r], rows.limit[r], head_dim, part.o + row * head_dim, part.m[row], l[row], p[r]);
-    }
+void weigh(const StepTiles& step, int first, int end, const float (*p)[kStepTokens], int head_dim, float* o) {
     for (int column = 0; column < head_dim; column += 16) {
         f32x16 sum[R];
-        for (int r = 0; r < R; r++) sum[r] = load<f32x16>(part.o + (rows.first + r) * head_dim + column);
-        for (int i = step.first; i * kTileTokens < step.tokens; i++) {
+        for (int r = 0; r < R; r++) sum[r] = load<f32x16>(o + r * head_dim + column);
+        for (int i = first; i < end; i++) {
             const int left = step.tokens - i * kTileTokens;
             const auto* tile_p = reinterpret_cast<const float(*)[kStepTokens]>(&p[0][i * kTileTokens]);
             Tile<codec>::template values<R>(step.tile[i], left < kTileTokens ? left : kTileTokens, head_dim, column,
                                             tile_p, sum);
         }
-        for (int r = 0; r < R; r++) store(part.o + (rows.first + r) * head_dim + column, sum[r]);
+        for (int r = 0; r < R; r++) store(o + r * head_dim + column, sum[r]);
+    }
+}
+
+template <Codec codec, int R>
+void step_rows(const StepTiles& step, const Rows& rows, const Part& part, const Work& work, int head_dim) {
+    f32x16 score[kTilesPerStep][R];
+    for (int i = 0; i < kTilesPerStep; i++) {
+        Tile<codec>::template scores<R>(step.tile[i], head_dim, rows, score[i]);
+        if (step.k_scale)
+            for (int r = 0; r < R; r++) score[i][r] = score[i][r] * load<f32x16>(step.k_scale + kTileTokens * i);
+        if (work.soft_cap > 0.0f)
+            for (int r = 0; r < R; r++) score[i][r] = squash(score[i][r], work.soft_cap);
+    }
+    alignas(64) float p[R][kStepTokens];
+    float *o = part.o + rows.first * head_dim, *turned = work.turned ? work.turned + rows.first * head_dim : nullptr;
+    for (int r = 0; r < R; r++) {
+        f32x16 mine[kTilesPerStep];
+        for (int i = 0; i < kTilesPerStep; i++) mine[i] = score[i][r];
+        const int row = rows.first + r;
+        absorb(mine, rows.from[r], rows.limit[r], head_dim, o + r * head_dim, turned ? turned + r * head_dim : nullptr,
+               part.m[row], work.l[row], step.v_scale, p[r]);
+    }
+    for (int i = step.first; i < step.tiles;) {
+        const bool turns = step.turned[i / (kTilesPerStep / kBlocksPerStep)];
+        int end = i + 1;
+        while (end < step.tiles && step.turned[end / (kTilesPerStep / kBlocksPerStep)] == turns) end++;
+        weigh<codec, R>(step, i, end, p, head_dim, turns ? turned : o);
+        i = end;
     }
 }
 
 template <Codec codec>
-void span_rows(const Span& span, const Step& step, const Part& part, f32x16* l) {
+void span_rows(const Span& span, const StepTiles& step, const Part& part, const Work& work) {
     for (int row = 0; row < span.rows; row += kRows) {
         Rows rows;
         const int count = span.rows - row < kRows ? span.rows - row : kRows;
@@ -150,35 +168,50 @@ void span_rows(const Span& span, const Step& step, const Part& part, f32x16* l) 
         }
         if (rows.limit[count - 1] <= 0 || rows.from[0] >= kStepTokens) continue;
         switch (count) {
-            case 1: step_rows<codec, 1>(step, rows, part, l, span.head_dim, span.soft_cap); break;
-            case 2: step_rows<codec, 2>(step, rows, part, l, span.head_dim, span.soft_cap); break;
-            case 3: step_rows<codec, 3>(step, rows, part, l, span.head_dim, span.soft_cap); break;
-            default: step_rows<codec, 4>(step, rows, part, l, span.head_dim, span.soft_cap); break;
+            case 1: step_rows<codec, 1>(step, rows, part, work, span.head_dim); break;
+            case 2: step_rows<codec, 2>(step, rows, part, work, span.head_dim); break;
+            case 3: step_rows<codec, 3>(step, rows, part, work, span.head_dim); break;
+            default: step_rows<codec, 4>(step, rows, part, work, span.head_dim); break;
         }
     }
 }
 
+struct Scratch {
+    StepScratch step;
+    f32x16 l[kMaxTileRows];
+    float turned[kMaxTileRows * kMaxHeadDim];
+};
+static_assert(sizeof(Scratch) <= span_scratch_bytes());
+
+// What was summed turned, turned back.
+void turn_back(const Span& span, const Part& part, float* turned) {
+    for (int r = 0; r < span.rows; r++, turned += span.head_dim) {
+        float* o = part.o + r * span.head_dim;
+        turn(turned, span.head_dim);
+        for (int d = 0; d < span.head_dim; d += 16) store(o + d, load<f32x16>(o + d) + load<f32x16>(turned + d));
+    }
+}
+
 template <Codec codec>
-void span(const Span& span, const Part& part, void* scratch) {
-    auto* l = static_cast<f32x16*>(scratch);
+void span(const Span& span, const Part& part, void* memory) {
+    auto& scratch = *static_cast<Scratch*>(memory);
+    Work work{scratch.l, nullptr, span.soft_cap};
     for (int r = 0; r < span.rows; r++) {
         part.m[r] = kLowest;
-        l[r] = f32x16{};
+        work.l[r] = f32x16{};
     }
     std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
     const int end = span.seen_end();
     for (int begin = span.first_step(); begin < end; begin += kStepTokens) {
-        Step step;
-        step.begin = begin;
-        step.tokens = end - begin < kStepTokens ? end - begin : kStepTokens;
-        step.first = span.unseen_tiles(begin);
-        for (int i = 0; i < kTilesPerStep; i++) {
-            const int token = begin + i * kTileTokens;
-            step.tile[i] = span.tile(token < end ? token : end - 1);
+        const StepTiles step = step_at(span, begin, end, codec_table, scratch.step);
+        if ((step.turned[0] || step.turned[1]) && !work.turned) {
+            work.turned = scratch.turned;
+            std::memset(work.turned, 0, sizeof(float) * span.rows * span.head_dim);
         }
-        span_rows<codec>(span, step, part, l);
+        span_rows<codec>(span, step, part, work);
     }
-    for (int r = 0; r < span.rows; r++) part.l[r] = sum_lanes(l[r]);
+    if (work.turned) turn_back(span, part, work.turned);
+    for (int r = 0; r < span.rows; r++) part.l[r] = sum_lanes(work.l[r]);
 }
 
 void fold(const Part& into, const Part& from, int rows, int head_dim) {

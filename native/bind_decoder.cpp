@@ -9,6 +9,7 @@
 
 #include "bind_decoder.h"
 #include "bind_linear.h"
+#include "bind_tables.h"
 #include "decoder.h"
 
 namespace tenure {
@@ -125,15 +126,15 @@ void set_embedding(Decoder& self, const std::string& format, const AnyMatrix& w,
 }
 
 void step(Decoder& self, const Array<uint8_t, 1>& arena, const I32& tokens, const I32& seq_rows, const I32& first_pos,
-          const I32& block_starts, const Array<const int64_t, 1>& block_offsets,
-          const Array<const uint8_t, 1>& block_codecs, const I32& logit_rows, const Array<float, 2>& logits) {
+          const std::vector<PyTable>& tables, const I32& logit_rows, const Array<float, 2>& logits) {
     if (logits.shape(0) != logit_rows.shape(0) || logits.shape(1) != static_cast<std::size_t>(self.shape().vocab))
         throw std::invalid_argument("logits: must be [len(logit_rows), vocab]");
     const auto size = [](const auto& array) { return static_cast<int64_t>(array.shape(0)); };
-    const StepCall call{arena.data(),        size(arena),         tokens.data(),        size(tokens),
-                        seq_rows.data(),     size(seq_rows),      first_pos.data(),     size(first_pos),
-                        block_starts.data(), size(block_starts),  block_offsets.data(), size(block_offsets),
-                        block_codecs.data(), size(block_codecs),  logit_rows.data(),    size(logit_rows),
+    std::vector<TableCall> calls;
+    for (const PyTable& table : tables) calls.push_back(table_call(table));
+    const StepCall call{arena.data(),     size(arena),        tokens.data(), size(tokens),
+                        seq_rows.data(),  size(seq_rows),     first_pos.data(), size(first_pos),
+                        calls.data(),     static_cast<int64_t>(calls.size()),     logit_rows.data(), size(logit_rows),
                         logits.data()};
     const nb::gil_scoped_release nogil;
     self.step(call);
@@ -175,9 +176,12 @@ void bind_decoder(nb::module_& m) {
         .def_prop_ro("block_bytes", &Decoder::block_bytes, "Bytes of one block of 32 tokens.")
         .def_prop_ro("last_times", &last_times, "Milliseconds of the last step: linear, attention, lm_head, total.")
         .def("step", &step, "arena"_a.noconvert(), "tokens"_a.noconvert(), "seq_rows"_a.noconvert(),
-             "first_pos"_a.noconvert(), "block_starts"_a.noconvert(), "block_offsets"_a.noconvert(),
-             "block_codecs"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(),
-             "Writes the keys and values of every row into its block and the logits of logit_rows into logits.");
+             "first_pos"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(),
+             "Writes the keys and values of every row into its block and the logits of logit_rows into logits. tables: per "
+             "group of layers (starts i32[S+1], first_block i32[S], offsets i64[B], codecs u8[B], encode_to i64[B], "
+             "encode_codec u8[B]): entry starts[s] + i is block first_block[s] + i of sequence s and lies at offsets (where "
+             "it is staged, when rows of it are written). encode_to >= 0: the step fills the block and encodes it there, "
+             "and rows of later blocks see that; offsets may then be -1 if all its rows are in the step.");
 }
 
 }  // namespace tenure

@@ -30,15 +30,12 @@ private:
     Clock::time_point start_;
 };
 
-KvLayout layout_of(const DecoderShape& s) { return {s.codec, s.layers, s.kv_heads, s.head_dim}; }
-
 }  // namespace
 
 const RowKernels& row_kernels(const Isa& isa) { return TENURE_CHOOSE(isa, row_table); }
 
 Decoder::Decoder(DecoderShape shape, int threads, const Isa& isa)
     : shape_(std::move(shape)),
-      layout_(layout_of(shape_)),
       isa_(isa),
       row_kernels_(row_kernels(isa)),
       codec_kernels_(codec_kernels(isa)),
@@ -49,15 +46,18 @@ Decoder::Decoder(DecoderShape shape, int threads, const Isa& isa)
 
 // Layers with the same window share an attention and so one plan per step.
 void Decoder::plan_layers() {
+    const KvLayout layout{shape_.layers, shape_.kv_heads, shape_.head_dim};
+    const Codec staged = staging(shape_.codec);
+    tables_.emplace_back(layout, staged);
     layers_.resize(shape_.layers);
     for (const int window : shape_.windows) {
         const AttentionRule rule{window > 0 ? window : kNoWindow, shape_.attention_cap};
         std::size_t i = 0;
         while (i < attentions_.size() && attentions_[i].rule().window != rule.window) i++;
-        if (i == attentions_.size()) attentions_.emplace_back(layout_, shape_.heads, isa_, rule);
-        attention_of_layer_.push_back(static_cast<int>(i));
+        if (i == attentions_.size()) attentions_.emplace_back(layout, staged, shape_.heads, isa_, rule);
+        layer_places_.push_back({0, static_cast<int>(layer_places_.size()), static_cast<int>(i)});
     }
-    kept_attention_.emplace(layout_, shape_.heads, isa_, attentions_[attention_of_layer_.back()].rule());
+    kept_attention_.emplace(layout, staged, shape_.heads, isa_, attentions_[layer_places_.back().attention].rule());
 }
 
 template <class F>
@@ -134,8 +134,7 @@ void Decoder::place_rows(const Batch& batch) {
     places_.resize(batch.rows());
     for (int s = 0; s < batch.sequences; s++)
         for (int row = batch.seq_rows[s], position = batch.first_pos[s]; row < batch.seq_rows[s + 1]; row++, position++)
-            places_[row] = {position, batch.block_offsets[batch.block_starts[s] + position / kBlockTokens] +
-                                          position % kBlockTokens / kTileTokens * layout_.tile_bytes()};
+            places_[row] = {s, position};
     const int angles = shape_.ropes * shape_.rotary / 2;
     each_row(batch.rows(), 32 * angles, [&](int row) {
         const float position = static_cast<float>(places_[row].position);
@@ -163,7 +162,11 @@ void Decoder::rotate_and_store(const Batch& batch, int layer) {
     const int dim = shape_.head_dim, rope = shape_.rope_of_layer[layer];
     const int angles = shape_.ropes * shape_.rotary / 2, half = rope < 0 ? 0 : shape_.rotary / 2;
     const float q_scale = 1.44269504088896341f * shape_.attention_scale;
-    const StoreKernel store = codec_kernels_.store[static_cast<int>(shape_.codec)];
+    const LayerPlace& at = layer_places_[layer];
+    const BlockTable& table = tables_[at.group];
+    const int64_t head_bytes = table.layout().head_bytes(table.staged());
+    const int64_t tile_bytes = table.layout().tile_bytes(table.staged());
+    const CodecKernels::Store store = codec_kernels_.store[static_cast<int>(table.staged())];
     each_row(batch.rows(), 2 * shape_.qkv_width(), [&](int row) {
         const RowPlace& place = places_[row];
         float* q = qkv_.as<float>() + int64_t(row) * shape_.qkv_width();
@@ -174,15 +177,17 @@ void Decoder::rotate_and_store(const Batch& batch, int layer) {
         norm_heads(layers_[layer], q, k);
         row_kernels_.rotate(q, shape_.heads, dim, half, cos, sin, q_scale);
         row_kernels_.rotate(k, shape_.kv_heads, dim, half, cos, sin, 1.0f);
-        uint8_t* tile = batch.arena + place.tile + layout_.head_offset(layer, 0);
+        const int entry = table.entry(place.sequence, place.position / kBlockTokens);
+        uint8_t* tile = table.staged_head(entry, at.index, 0) + place.position % kBlockTokens / kTileTokens * tile_bytes;
         for (int h = 0; h < shape_.kv_heads; h++)
-            store(tile + h * layout_.head_bytes(), place.position % kTileTokens, k + h * dim, v + h * dim, dim);
+            store(tile + h * head_bytes, place.position % kTileTokens, k + h * dim, v + h * dim, dim);
     });
+    table.encode(at.index, codec_kernels_, team_->team);
 }
 
-void Decoder::attend(Attention& attention, int layer, const float* q, int64_t q_stride) {
+void Decoder::attend(Attention& attention, int index, const float* q, int64_t q_stride) {
     const Timed timed(times_.attention_ms);
-    attention.run(layer, q, q_stride, attended_.as<float>(), shape_.q_width(), team_->team);
+    attention.run(index, q, q_stride, attended_.as<float>(), shape_.q_width(), team_->team);
 }
 
 void Decoder::feed_forward(const Layer& layer, float* x, int rows) {
@@ -198,16 +203,15 @@ void Decoder::feed_forward(const Layer& layer, float* x, int rows) {
 void Decoder::plan_kept(const StepCall& call, const Batch& batch) {
     kept_places_.clear();
     kept_rows_.assign(1, 0);
-    kept_starts_.clear();
+    kept_sequences_.clear();
     for (int64_t i = 0; i < call.logit_rows_size; i++) {
-        const auto sequence = std::upper_bound(call.seq_rows, call.seq_rows + call.sequences + 1, call.logit_rows[i]);
-        kept_places_.push_back(places_[call.logit_rows[i]].position);
+        const RowPlace& place = places_[call.logit_rows[i]];
+        kept_places_.push_back(place.position);
         kept_rows_.push_back(static_cast<int32_t>(i + 1));
-        kept_starts_.push_back(call.block_starts[sequence - call.seq_rows - 1]);
+        kept_sequences_.push_back(place.sequence);
     }
-    const Batch kept{static_cast<int>(call.logit_rows_size), kept_rows_.data(), kept_places_.data(),
-                     kept_starts_.data(), batch.block_offsets, batch.arena};
-    kept_attention_->plan(kept, team_->team.threads());
+    const Batch kept{static_cast<int>(call.logit_rows_size), kept_rows_.data(), kept_places_.data(), batch.arena};
+    kept_attention_->plan(kept, tables_[layer_places_.back().group], team_->team.threads(), kept_sequences_.data());
 }
 
 void Decoder::keep_rows(const StepCall& call) {
@@ -235,15 +239,15 @@ void Decoder::give_logits(float* logits, int rows) {
 void Decoder::step(const StepCall& call) {
     const std::lock_guard lock(team_->turn);
     check_weights();
-    check_step(call, shape_, layout_);
+    check_step(call, shape_, tables_);
     times_ = {};
     const Timed timed(times_.total_ms);
     const int rows = static_cast<int>(call.rows), hidden = shape_.hidden, width = shape_.q_width();
     const int kept = static_cast<int>(call.logit_rows_size);
-    const Batch batch{static_cast<int>(call.sequences), call.seq_rows, call.first_pos, call.block_starts,
-                      call.block_offsets, call.arena};
+    const Batch batch{static_cast<int>(call.sequences), call.seq_rows, call.first_pos, call.arena};
     reserve(std::max(rows, kept));
-    for (Attention& attention : attentions_) attention.plan(batch, team_->team.threads());
+    for (std::size_t i = 0; i < tables_.size(); i++) tables_[i].plan(call.tables[i], batch);
+    for (Attention& attention : attentions_) attention.plan(batch, tables_.front(), team_->team.threads());
     embed(call);
     place_rows(batch);
     plan_kept(call, batch);
@@ -255,10 +259,10 @@ void Decoder::step(const StepCall& call) {
         float* x = x_.as<float>();
         int going_on = rows;
         if (i + 1 < shape_.layers) {
-            attend(attentions_[attention_of_layer_[i]], i, qkv_.as<float>(), shape_.qkv_width());
+            attend(attentions_[layer_places_[i].attention], layer_places_[i].index, qkv_.as<float>(), shape_.qkv_width());
         } else if (kept > 0) {
             keep_rows(call);
-            attend(*kept_attention_, i, kept_q_.as<float>(), width);
+            attend(*kept_attention_, layer_places_[i].index, kept_q_.as<float>(), width);
             x = kept_.as<float>();
             going_on = kept;
         } else {

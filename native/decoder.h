@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "block_table.h"
 #include "codecs.h"
 #include "decoder_rows.h"
 #include "linear.h"
@@ -50,19 +51,15 @@ struct StepCall {
     int64_t seq_rows_size;
     const int32_t* first_pos;
     int64_t sequences;
-    const int32_t* block_starts;
-    int64_t block_starts_size;
-    const int64_t* block_offsets;
-    int64_t blocks;
-    const uint8_t* block_codecs;
-    int64_t block_codecs_size;
+    const TableCall* tables;  // one per group of layers
+    int64_t tables_size;
     const int32_t* logit_rows;
     int64_t logit_rows_size;
     float* logits;  // [logit_rows_size, vocab]
 };
 
 // Throws std::invalid_argument naming the argument that is wrong. Touches no byte of the arena.
-void check_step(const StepCall& call, const DecoderShape& shape, const KvLayout& layout);
+void check_step(const StepCall& call, const DecoderShape& shape, const std::vector<BlockTable>& tables);
 
 struct StepTimes {
     double linear_ms = 0, attention_ms = 0, lm_head_ms = 0, total_ms = 0;
@@ -83,7 +80,8 @@ public:
 
     const DecoderShape& shape() const { return shape_; }
     int64_t weight_bytes() const;
-    int64_t block_bytes() const { return layout_.block_bytes(); }
+    // Of a block of the first group of layers as stored in the shape's codec.
+    int64_t block_bytes() const { return tables_.front().layout().block_bytes(shape_.codec); }
     const StepTimes& last_times() const { return times_; }
 
     // Throws std::invalid_argument when an argument or a missing weight forbids it.
@@ -101,8 +99,11 @@ private:
     };
 
     struct RowPlace {
-        int position;
-        int64_t tile;  // offset of its tile of layer 0, head 0 in the arena
+        int sequence, position;
+    };
+    // A layer is layer `index` of a group of layers, which has a table of blocks.
+    struct LayerPlace {
+        int group, index, attention;
     };
 
     BiasedLinear& linear_named(const std::string& name, int& n, int& k);
@@ -115,7 +116,7 @@ private:
     void place_rows(const Batch& batch);
     void norm_heads(const Layer& layer, float* q, float* k) const;
     void rotate_and_store(const Batch& batch, int layer);
-    void attend(Attention& attention, int layer, const float* q, int64_t q_stride);
+    void attend(Attention& attention, int index, const float* q, int64_t q_stride);
     void feed_forward(const Layer& layer, float* x, int rows);
     void plan_kept(const StepCall& call, const Batch& batch);
     void keep_rows(const StepCall& call);
@@ -129,12 +130,12 @@ private:
     void each_row(int rows, int row_cost, F&& f);
 
     DecoderShape shape_;
-    KvLayout layout_;
     const Isa& isa_;
     const RowKernels& row_kernels_;
     const CodecKernels& codec_kernels_;
-    std::vector<Attention> attentions_;    // of all rows, one per rule that layers have
-    std::vector<int> attention_of_layer_;  // which of them
+    std::vector<BlockTable> tables_;     // one per group of layers
+    std::vector<Attention> attentions_;  // of all rows, one per rule that layers have
+    std::vector<LayerPlace> layer_places_;
     std::optional<Attention> kept_attention_;  // of the rows that give logits, in the last layer
     std::shared_ptr<SharedTeam> team_;
     std::vector<Layer> layers_;
@@ -145,7 +146,7 @@ private:
     // Activations of the step, rows apart by their width.
     Buffer x_, kept_, normed_, branch_, qkv_, attended_, kept_q_, gate_up_, cos_, sin_;
     std::vector<RowPlace> places_;
-    std::vector<int32_t> kept_places_, kept_rows_, kept_starts_;
+    std::vector<int32_t> kept_places_, kept_rows_, kept_sequences_;
     StepTimes times_;
 };
 

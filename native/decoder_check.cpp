@@ -25,30 +25,6 @@ void check_starts(const int32_t* starts, int64_t size, int64_t sequences, int64_
     require(starts[sequences] == total, argument, "must end at " + std::to_string(total));
 }
 
-void check_sequences(const StepCall& call) {
-    for (int64_t s = 0; s < call.sequences; s++) {
-        const int64_t rows = call.seq_rows[s + 1] - call.seq_rows[s];
-        const int64_t first = call.first_pos[s], blocks = call.block_starts[s + 1] - call.block_starts[s];
-        require(first >= 0 && first + rows <= kMaxPosition, "first_pos", "position out of range");
-        require(blocks * kBlockTokens >= first + rows, "block_starts",
-                "sequence " + std::to_string(s) + " has too few blocks for position " + std::to_string(first + rows - 1));
-    }
-}
-
-// A block that is written must belong to one sequence: two writers would leave what neither computed.
-void check_written_once(const StepCall& call, int64_t block_bytes) {
-    std::vector<int64_t> written;
-    for (int64_t s = 0; s < call.sequences; s++) {
-        const int64_t rows = call.seq_rows[s + 1] - call.seq_rows[s], first = call.first_pos[s];
-        if (rows == 0) continue;
-        for (int64_t b = first / kBlockTokens; b <= (first + rows - 1) / kBlockTokens; b++)
-            written.push_back(call.block_offsets[call.block_starts[s] + b]);
-    }
-    std::sort(written.begin(), written.end());
-    for (std::size_t i = 1; i < written.size(); i++)
-        require(written[i] - written[i - 1] >= block_bytes, "block_offsets", "two blocks that are written overlap");
-}
-
 }  // namespace
 
 void Decoder::check_shape(const DecoderShape& shape) {
@@ -67,22 +43,21 @@ void Decoder::check_shape(const DecoderShape& shape) {
     require(shape.attention_cap >= 0 && shape.logit_cap >= 0, "attention_cap, logit_cap", "must not be negative");
 }
 
-void check_step(const StepCall& call, const DecoderShape& shape, const KvLayout& layout) {
+void check_step(const StepCall& call, const DecoderShape& shape, const std::vector<BlockTable>& tables) {
     require(call.rows <= kMaxRows, "tokens", "more than " + std::to_string(kMaxRows) + " rows");
     for (int64_t r = 0; r < call.rows; r++)
         require(call.tokens[r] >= 0 && call.tokens[r] < shape.vocab, "tokens",
                 "token " + std::to_string(call.tokens[r]) + " is not in the vocabulary");
     check_starts(call.seq_rows, call.seq_rows_size, call.sequences, call.rows, "seq_rows");
-    check_starts(call.block_starts, call.block_starts_size, call.sequences, call.blocks, "block_starts");
-    check_sequences(call);
-    for (int64_t b = 0; b < call.blocks; b++)
-        require(call.block_offsets[b] >= 0 && call.block_offsets[b] <= call.arena_bytes - layout.block_bytes(),
-                "block_offsets", "offset " + std::to_string(call.block_offsets[b]) + " lies outside the arena");
-    check_written_once(call, layout.block_bytes());
-    require(call.block_codecs_size == call.blocks, "block_codecs", "must hold one per block");
-    for (int64_t b = 0; b < call.blocks; b++)
-        require(call.block_codecs[b] == static_cast<uint8_t>(shape.codec), "block_codecs",
-                "codec " + std::to_string(call.block_codecs[b]) + " is not the decoder's");
+    for (int64_t s = 0; s < call.sequences; s++) {
+        const int64_t first = call.first_pos[s], rows = call.seq_rows[s + 1] - call.seq_rows[s];
+        require(first >= 0 && first + rows <= kMaxPosition, "first_pos", "position out of range");
+    }
+    require(call.tables_size == int64_t(tables.size()), "tables",
+            "must hold one per group of layers: " + std::to_string(tables.size()));
+    const Batch batch{static_cast<int>(call.sequences), call.seq_rows, call.first_pos, call.arena};
+    for (std::size_t i = 0; i < tables.size(); i++)
+        BlockTable::check(call.tables[i], batch, call.arena_bytes, tables[i].layout(), tables[i].staged());
     require(call.logit_rows_size <= kMaxRows, "logit_rows", "more than " + std::to_string(kMaxRows) + " rows");
     for (int64_t i = 0; i < call.logit_rows_size; i++)
         require(call.logit_rows[i] >= 0 && call.logit_rows[i] < call.rows, "logit_rows",

@@ -1,5 +1,7 @@
 """Types of the C++ module (native/bind*.cpp)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,6 +10,8 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
+Table = tuple[I32, I32, I64, U8, I64, U8]
+"""starts, first_block, offsets, codecs, encode_to, encode_codec"""
 Weights = NDArray[np.float32] | NDArray[np.uint16] | NDArray[np.int8] | NDArray[np.uint8]
 
 def isa() -> str: ...
@@ -79,9 +83,7 @@ class Decoder:
         tokens: I32,
         seq_rows: I32,
         first_pos: I32,
-        block_starts: I32,
-        block_offsets: I64,
-        block_codecs: U8,
+        tables: Sequence[Table],
         logit_rows: I32,
         logits: F32,
     ) -> None: ...
@@ -99,10 +101,21 @@ def sample(
 def philox4x32(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]: ...
 def prefault(arena: U8, begin: int, end: int) -> None: ...
 def copy_blocks(arena: U8, src: I64, dst: I64, nbytes: int) -> None: ...
+def recode(
+    arena: U8,
+    src: I64,
+    src_codec: str,
+    dst: I64,
+    dst_codec: str,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    isa: str = "",
+) -> None: ...
 def block_bytes(codec: str, layers: int, kv_heads: int, head_dim: int) -> int: ...
 def attention(
     arena: U8,
-    codec: str,
+    staged: str,
     isa: str,
     threads: int,
     q: F32,
@@ -110,8 +123,7 @@ def attention(
     v: F32,
     seq_rows: I32,
     first_pos: I32,
-    block_starts: I32,
-    block_offsets: I64,
+    table: Table,
     out: F32,
     window: int = ...,
     soft_cap: float = 0.0,

@@ -19,6 +19,12 @@ F32 = NDArray[np.float32]
 CODEC_NUMBERS = {"bf16": 0, "f32": 1}
 
 
+def plain_table(counts: Sequence[int], offsets: NDArray[np.int64], codec: int) -> _native.Table:
+    """A table for `Decoder.step`: so many blocks per sequence, all of one codec that is not encoded."""
+    starts, codecs = np.cumsum([0, *counts]).astype(np.int32), np.full(len(offsets), codec, np.uint8)
+    return starts, np.zeros(len(counts), np.int32), offsets, codecs, np.full(len(offsets), -1, np.int64), codecs
+
+
 class Runs:
     """Several sequences side by side on one arena; `feed` appends tokens to each, in one ragged step."""
 
@@ -50,9 +56,7 @@ class Runs:
             np.concatenate([np.array(new, np.int32) for new in tokens]),
             rows,
             np.array(self._lengths, np.int32),
-            np.cumsum([0, *used]).astype(np.int32),
-            offsets,
-            np.full(len(offsets), self._codec, np.uint8),
+            [plain_table(used, offsets, self._codec)],
             wanted,
             logits,
         )

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tenure import _native
+from tenure import _native, spec
 from tenure.device import reference
 
 ISAS = _native.isas()
-CODECS = {"bf16": 0, "f32": 1}
+CODECS = {name: number for number, name in enumerate(spec.CODECS)}
 BLOCK = 32
 NAN_BYTE = 0xFF  # as f32 or as bf16, bytes of all ones are NaN
 
@@ -47,6 +47,50 @@ def starts(counts: Sequence[int]) -> NDArray[np.int32]:
     return np.cumsum([0, *counts]).astype(np.int32)
 
 
+def plain_table(tables: Sequence[Sequence[int] | NDArray[np.int64]], codec: str) -> _native.Table:
+    """The offsets of each sequence's blocks as a table: all of one codec, none to be encoded."""
+    offsets = np.concatenate([np.asarray(table, np.int64) for table in tables])
+    codecs, nowhere = np.full(len(offsets), CODECS[codec], np.uint8), np.full(len(offsets), -1, np.int64)
+    return starts([len(table) for table in tables]), np.zeros(len(tables), np.int32), offsets, codecs, nowhere, codecs
+
+
+@dataclass
+class Shelf:
+    """Where one sequence lies when its full blocks are encoded: two blocks to stage in by turns, and the stored ones."""
+
+    codec: str
+    staging: tuple[int, int]
+    stored: list[int]
+    keep: bool = True
+    """Whether a block that is written whole in one step, the last of it, is staged in the arena too."""
+
+    def entries(self, first: int, rows: int) -> list[tuple[int, int, int, int]]:
+        """Offset, codec, encode_to and encode_codec of each block for a step of `rows` tokens from position `first`."""
+        out = []
+        for block in range(blocks_for(first + rows)):
+            start, end = BLOCK * block, BLOCK * (block + 1)
+            if self.codec == "bf16":
+                out.append((self.stored[block], 0, -1, 0))
+                continue
+            if end <= first:
+                out.append((self.stored[block], CODECS[self.codec], -1, 0))
+                continue
+            full, whole, last = end <= first + rows, start >= first, end >= first + rows
+            staged = -1 if full and whole and not (last and self.keep) else self.staging[block % 2]
+            out.append((staged, 0, self.stored[block] if full else -1, CODECS[self.codec]))
+        return out
+
+
+def shelf_table(work: Sequence[tuple[Shelf, int, int]]) -> _native.Table:
+    """The table of a step: (shelf, first position, rows) of each sequence."""
+    entries = [shelf.entries(first, rows) for shelf, first, rows in work]
+    offsets, codecs, encode_to, encode_codec = zip(*(entry for one in entries for entry in one), strict=True)
+    return (
+        starts([len(one) for one in entries]), np.zeros(len(entries), np.int32), np.array(offsets, np.int64),
+        np.array(codecs, np.uint8), np.array(encode_to, np.int64), np.array(encode_codec, np.uint8),
+    )  # fmt: skip
+
+
 @dataclass
 class Tiny:
     """A decoder of random weights and its oracle."""
@@ -69,12 +113,8 @@ class Tiny:
         ends = starts(counts)
         rows = (ends[1:] - 1 if last_only else np.arange(ends[-1])).astype(np.int32)
         logits = np.full((len(rows), self.vocab), np.nan, np.float32)
-        table = np.concatenate(tables)
-        codecs = np.full(len(table), CODECS[self.codec], np.uint8)
         tokens = np.concatenate([np.asarray(t, np.int32) for _, t in work])
-        self.native.step(
-            slots.arena, tokens, ends, first, starts([len(t) for t in tables]), table, codecs, rows, logits
-        )
+        self.native.step(slots.arena, tokens, ends, first, [plain_table(tables, self.codec)], rows, logits)
         for (sequence, _), count in zip(work, counts, strict=True):
             sequence.done += count
         return np.split(logits, np.arange(1, len(work)) if last_only else ends[1:-1])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.native.support import BLOCK, ISAS, NAN_BYTE, blocks_for, starts
+from tests.native.support import BLOCK, ISAS, NAN_BYTE, blocks_for, plain_table, starts
 
 from tenure import _native, spec
 from tenure.device import reference
@@ -38,8 +38,8 @@ class Bench:
         q, k, v = (np.concatenate([part[i] for part in parts]) for i in (2, 3, 4))
         _native.attention(
             self.arena, self.codec, self.isa, threads, q, k, v, starts(counts),
-            np.array([first for _, first, *_ in parts], np.int32), starts([len(table) for table, *_ in parts]),
-            np.concatenate([table for table, *_ in parts]), out, **rule,
+            np.array([first for _, first, *_ in parts], np.int32), plain_table([table for table, *_ in parts], self.codec),
+            out, **rule,
         )  # fmt: skip
         return np.split(out, np.cumsum(counts)[:-1])
 
@@ -158,5 +158,5 @@ def test_shapes_it_cannot_serve_are_refused(heads: int, kv_heads: int, dim: int)
 
 
 def test_unknown_codec_is_refused() -> None:
-    with pytest.raises(ValueError, match="known: bf16, f32"):
+    with pytest.raises(ValueError, match="known: bf16, f32, int8, k8v4, int4"):
         _native.block_bytes("int3", 1, 1, 64)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.native.support import ISAS, Tiny, make_decoder
+from tests.native.support import ISAS, Tiny, make_decoder, plain_table
 
 from tenure import _native
 from tenure.device import reference
@@ -137,11 +137,10 @@ def test_a_step_without_logits_stores_keys_and_values() -> None:
     slots, again = tiny.slots(seed=1), tiny.slots(seed=1)
     sequence = slots.take(40)
     one = np.array([0, 40], np.int32)
-    table = np.array([0, 2], np.int32)
     logits = np.empty((0, tiny.vocab), np.float32)
     tiny.native.step(
-        slots.arena, TOKENS[:40].astype(np.int32), one, np.zeros(1, np.int32), table, sequence.table,
-        np.zeros(2, np.uint8), np.empty(0, np.int32), logits,
+        slots.arena, TOKENS[:40].astype(np.int32), one, np.zeros(1, np.int32), [plain_table([sequence.table], "bf16")],
+        np.empty(0, np.int32), logits,
     )  # fmt: skip
     tiny.step(again, [(again.take(40), TOKENS[:40])])
     assert np.array_equal(slots.arena, again.arena)
@@ -168,6 +167,16 @@ def tiny() -> Tiny:
     return make_decoder()
 
 
+COLUMNS = ("starts", "first_block", "offsets", "codecs", "encode_to", "encode_codec")
+
+
+def argument_named(arguments: dict[str, Any], name: str) -> Any:
+    """An argument, or a column of the only table."""
+    if not name.startswith("tables."):
+        return arguments[name]
+    return arguments["tables"][0][COLUMNS.index(name.removeprefix("tables."))]
+
+
 class TestArguments:
     """Every argument is checked before a byte is touched, and the message names it."""
 
@@ -178,9 +187,7 @@ class TestArguments:
             "tokens": np.arange(40, dtype=np.int32),
             "seq_rows": np.array([0, 20, 40], np.int32),
             "first_pos": np.array([0, 30], np.int32),
-            "block_starts": np.array([0, 1, 3], np.int32),
-            "block_offsets": np.array([0, size, 3 * size], np.int64),
-            "block_codecs": np.zeros(3, np.uint8),
+            "tables": [plain_table([[0], [size, 3 * size]], "bf16")],
             "logit_rows": np.array([19, 39], np.int32),
             "logits": np.zeros((2, tiny.vocab), np.float32),
         }
@@ -201,37 +208,54 @@ class TestArguments:
             ("first_pos", 0, -1),
             ("first_pos", 1, 2**31 - 1),
             ("first_pos", 0, 20),  # needs a second block
-            ("block_starts", 1, 4),
-            ("block_starts", 2, 2),
-            ("block_offsets", 0, -1),
-            ("block_offsets", 2, 1 << 40),
-            ("block_offsets", 2, 0),  # written by both sequences
-            ("block_codecs", 1, 1),
+            ("tables.starts", 1, 4),
+            ("tables.starts", 2, 2),
+            ("tables.first_block", 0, -1),
+            ("tables.first_block", 1, 1),  # the block of its first row is missing
+            ("tables.offsets", 0, -1),
+            ("tables.offsets", 2, 1 << 40),
+            ("tables.offsets", 2, 0),  # written by both sequences
+            ("tables.codecs", 1, 1),
+            ("tables.codecs", 1, 2),  # rows are written to what is staged
+            ("tables.codecs", 0, 99),
+            ("tables.encode_to", 0, 128),  # not full
             ("logit_rows", 0, -1),
             ("logit_rows", 1, 40),
         ],
     )
     def test_bad_values(self, tiny: Tiny, name: str, index: int, value: int) -> None:
         arguments = self.arguments(tiny)
-        arguments[name][index] = value
-        named = "block_starts" if (name, value) == ("first_pos", 20) else name
+        argument_named(arguments, name)[index] = value
+        named = "tables.starts" if (name, value) == ("first_pos", 20) else name
         with pytest.raises(ValueError, match=f"^{named}: "):
             tiny.native.step(**arguments)
         assert (arguments["arena"] == 0xFF).all()
 
-    @pytest.mark.parametrize("name", ["seq_rows", "block_starts", "block_codecs", "logits"])
+    @pytest.mark.parametrize("name", ["seq_rows", "logits"])
     def test_bad_sizes(self, tiny: Tiny, name: str) -> None:
         arguments = self.arguments(tiny)
         arguments[name] = arguments[name][:-1].copy()
         with pytest.raises(ValueError, match=f"^{name}: "):
             tiny.native.step(**arguments)
 
-    @pytest.mark.parametrize("name", ["tokens", "first_pos", "block_offsets", "logits", "arena"])
+    @pytest.mark.parametrize("name", ["tokens", "first_pos", "logits", "arena"])
     def test_bad_types(self, tiny: Tiny, name: str) -> None:
         arguments = self.arguments(tiny)
         arguments[name] = arguments[name].astype(np.float64)
         with pytest.raises(TypeError):
             tiny.native.step(**arguments)
+
+    @pytest.mark.parametrize("column", range(6))
+    def test_bad_tables(self, tiny: Tiny, column: int) -> None:
+        arguments = self.arguments(tiny)
+        table = arguments["tables"][0]
+        for wrong, error in ((table[column][:-1], ValueError), (table[column].astype(np.float64), TypeError)):
+            arguments["tables"] = [(*table[:column], wrong, *table[column + 1 :])]
+            with pytest.raises(error, match="tables" if error is ValueError else None):
+                tiny.native.step(**arguments)
+        for tables in ([], [table, table]):
+            with pytest.raises(ValueError, match=r"^tables: "):
+                tiny.native.step(**arguments | {"tables": tables})
 
     def test_missing_weights_are_named(self, tiny: Tiny) -> None:
         native = _native.Decoder(

@@ -11,7 +11,7 @@ from tenure.cache.plan import Ask, Shortfall
 from tenure.errors import Corrupt
 from tenure.events import FactLog
 from tenure.policy.registry import eviction
-from tenure.spec import BLOCK_TOKENS, codec
+from tenure.spec import BLOCK_TOKENS, CODECS, codec
 from tenure.types import Scope
 
 Floats = NDArray[np.float32]
@@ -97,10 +97,12 @@ def _at_once_and_alone(name: str, isa: str, q: Floats, k: Floats, v: Floats) -> 
     for first in (0, tokens - 1):
         out = np.empty((tokens - first, q.shape[1], dim), dtype=np.float32)
         rows = np.array([0, tokens - first], dtype=np.int32)
-        table = np.array([0, blocks], dtype=np.int32)
+        codecs = np.full(blocks, list(CODECS).index(name), dtype=np.uint8)
+        nowhere = np.full(blocks, -1, dtype=np.int64)
+        table = (np.array([0, blocks], np.int32), np.zeros(1, np.int32), offsets, codecs, nowhere, codecs)
         first_pos = np.array([first], dtype=np.int32)
         part = (q[first:], k[first:], v[first:])
-        _native.attention(arena, name, isa, 2, *part, rows, first_pos, table, offsets, out)
+        _native.attention(arena, name, isa, 2, *part, rows, first_pos, table, out)
         results.append(out)
     return results[0], results[1][0]
 

@@ -54,6 +54,67 @@ def dequantise(
     return values
 
 
+BLOCK_TOKENS = 32
+LEVELS = np.array([0.12890625, 0.388671875, 0.65625, 0.94140625, 1.2578125, 1.6171875, 2.0625, 2.734375])
+"""The upper half of the 16 levels that 4-bit V has (Lloyd and Max for a Gaussian, in bf16)."""
+
+
+def _half(x: AnyFloats) -> Floats:
+    return np.clip(x, -65504.0, 65504.0).astype(np.float16).astype(np.float64)
+
+
+def _scale(x: AnyFloats) -> Floats:
+    return _half(np.maximum(x, 1e-7))
+
+
+def int8_tokens(x: AnyFloats) -> Floats:
+    """x [..., dim] as int8 with one f16 scale per vector holds it."""
+    scale = _scale(np.abs(x).max(-1, keepdims=True) / 127.0)
+    return np.asarray(np.clip(np.rint(x / scale), -127, 127) * scale)
+
+
+def int4_channels(k: AnyFloats) -> Floats:
+    """k [32, kv_heads, dim], one block, as 4 bits with a scale and a least value per channel hold it."""
+    least = _half(k.min(0, keepdims=True))
+    scale = _scale((k.max(0, keepdims=True) - least) / 15.0)
+    return round_bf16(np.clip(np.rint((k - least) / scale), 0, 15) * scale + least)
+
+
+def turn(x: AnyFloats) -> Floats:
+    """x [..., dim] with each run, as long as the largest power of two that divides dim, Walsh-Hadamard transformed."""
+    dim = x.shape[-1]
+    run = dim & -dim
+    basis = np.ones((1, 1))
+    while len(basis) < run:
+        basis = np.block([[basis, basis], [basis, -basis]])
+    return np.asarray((x.reshape(-1, run) @ basis / np.sqrt(run)).reshape(x.shape))
+
+
+def int4_levels(v: AnyFloats) -> Floats:
+    """v [..., dim] turned, as the nearest of 16 levels with one f16 scale per vector, turned back."""
+    turned = turn(v.astype(np.float64))
+    unit = turned / np.maximum(np.sqrt(np.mean(turned**2, axis=-1, keepdims=True)), 1e-7)
+    level = LEVELS[np.searchsorted((LEVELS[1:] + LEVELS[:-1]) / 2, np.abs(unit))] * np.where(unit < 0, -1, 1)
+    fit = (turned * level).sum(-1, keepdims=True) / (level**2).sum(-1, keepdims=True)
+    return turn(level * _scale(fit))
+
+
+def stored(codec: str, k: AnyFloats, v: AnyFloats) -> tuple[Floats, Floats]:
+    """What rows of later blocks see of k and v [tokens, kv_heads, dim]: full blocks as `codec` stores them."""
+    k, v = (x.astype(np.float64) if codec == "f32" else round_bf16(x) for x in (k, v))
+    for start in range(0, len(k) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        block = slice(start, start + BLOCK_TOKENS)
+        if codec in ("int8", "k8v4"):
+            k[block] = int8_tokens(k[block])
+        elif codec == "int4":
+            k[block] = int4_channels(k[block])
+        if codec == "int8":
+            v[block] = int8_tokens(v[block])
+        elif codec in ("k8v4", "int4"):
+            v[block] = int4_levels(v[block])
+    return k, v
+
+
 def rms_norm(x: AnyFloats, weight: AnyFloats, eps: float) -> Floats:
     """x [rows, n] scaled to root mean square 1, times weight [n]."""
     x = x.astype(np.float64)
@@ -101,19 +162,25 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float = 0.0,
+    later: tuple[AnyFloats, AnyFloats] | None = None,
 ) -> Floats:
     """Causal attention: row i of q [rows, heads, dim] stands at position first + i and sees keys [0, first + i].
 
     k and v are [tokens, kv_heads, dim]; each kv head serves heads / kv_heads consecutive query heads. `window`: of
-    those keys the last so many. `scale` of the scores: 1 / sqrt(dim) unless given.
+    those keys the last so many. `scale` of the scores: 1 / sqrt(dim) unless given. `later`: k and v as rows of later
+    blocks see them (`stored`); a row sees its own block as k and v have it.
     """
+    later = later or (k, v)
     rows, heads, dim = q.shape
     group = heads // k.shape[1]
     out = np.empty((rows, heads, dim))
     for head in range(heads):
-        keys, values = k[:, head // group].astype(np.float64), v[:, head // group].astype(np.float64)
+        own = [x[:, head // group].astype(np.float64) for x in (k, v)]
+        earlier = [x[:, head // group].astype(np.float64) for x in later]
         for row in range(rows):
             end = first + row + 1
+            at = (end - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+            keys, values = (np.concatenate([x[:at], y[at:end]]) for x, y in zip(earlier, own, strict=True))
             seen = slice(max(0, end - window) if window else 0, end)
             score = keys[seen] @ q[row, head].astype(np.float64) * (dim**-0.5 if scale is None else scale)
             score = squash(score, soft_cap)
