@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tenure.errors import BrokenFile, ModelError, UnsupportedModel
-from tenure.models.families import Config
+from tenure.models.families import FAMILIES, GGUF_ARCHITECTURES, Config, Family
 from tenure.models.fields import Fields
 from tenure.models.gguf_config import from_gguf
 from tenure.models.hf_config import from_hf
@@ -208,3 +209,90 @@ def test_bad_rope_factors() -> None:
         of_gguf({}, (1.0, 2.0))
     with pytest.raises(BrokenFile, match="rope freqs"):
         of_gguf({}, (0.0,) * 16)
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1,
+    3,
+    7,
+    0.5,
+    1e30,
+    float("nan"),
+    float("inf"),
+    1 << 70,
+    "",
+    "x",
+    [],
+    [0],
+    [1, "a"],
+    {},
+]
+FIELDS = [
+    *LLAMA, "head_dim", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "rope_scaling",
+    "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings", "query_pre_attn_scalar",
+    "attn_logit_softcapping", "final_logit_softcapping", "hidden_act", "hidden_activation", "tie_word_embeddings",
+    "attention_bias", "mlp_bias", "no_rope_layers", "no_rope_layer_interval", "rope_local_base_freq", "text_config",
+    "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling", "quantization_config",
+    "sliding_window_pattern", "num_experts",
+]  # fmt: skip
+ROPE_FIELDS = [
+    "rope_type", "rope_theta", "factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor",
+    "original_max_position_embeddings", "attention_factor", "partial_rotary_factor",
+]  # fmt: skip
+
+
+def served(config: Config) -> None:
+    """What came through can be computed: finite frequencies and scales, one rope and one window per layer."""
+    s = config.shape
+    assert all(np.isfinite(rope.inv_freq()).all() and len(rope.inv_freq()) <= s.head_dim // 2 for rope in config.ropes)
+    assert np.isfinite(dataclasses.astuple(config.scales)).all()
+    assert len(config.rope_of_layer) == s.layers
+    assert len(s.windows) in (0, s.layers)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.hf)
+def test_odd_configs_are_served_or_refused(family: Family) -> None:
+    """Every field of every family with every odd value: a config that holds, or one of our errors."""
+    act = {"gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}[family.activation]
+    base = LLAMA | {"architectures": [family.hf], family.activation_field: act}
+    long = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "factor": 4.0}
+    changes = [{name: value} for name in FIELDS for value in ODD]
+    for kind in ("linear", "llama3", "longrope"):
+        ropes = [LLAMA3_SCALING | long | {"rope_type": kind, name: value} for name in ROPE_FIELDS for value in ODD]
+        changes += [{"rope_scaling": rope} for rope in ropes] + [{"rope_parameters": rope} for rope in ropes]
+    held = 0
+    for change in changes:
+        whole = base | change
+        try:
+            config = from_hf(Fields("config.json", {**whole, family.text_part: whole} if family.text_part else whole))
+        except ModelError:
+            continue
+        served(config)
+        held += 1
+    assert held > 100
+
+
+def test_odd_headers_are_served_or_refused() -> None:
+    keys = [
+        "embedding_length", "block_count", "attention.head_count", "attention.head_count_kv", "feed_forward_length",
+        "context_length", "attention.layer_norm_rms_epsilon", "attention.key_length", "attention.value_length",
+        "attention.sliding_window", "attention.sliding_window_pattern", "attention.scale", "rope.dimension_count",
+        "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
+        "rope.scaling.attn_factor", "rope.scaling.original_context_length", "logit_scale", "embedding_scale",
+        "residual_scale", "attn_logit_softcapping", "final_logit_softcapping", "expert_count", "vocab_size",
+    ]  # fmt: skip
+    for arch in GGUF_ARCHITECTURES:
+        base = {name.replace("llama.", f"{arch}."): value for name, value in GGUF.items()} | {
+            "general.architecture": arch
+        }
+        for tables in ({}, {"freqs": (2.0,) * 16}, {"short": (1.0,) * 16, "long": (2.0,) * 16}):
+            for change in [{f"{arch}.{name}": value} for name in keys for value in ODD]:
+                try:
+                    config = from_gguf(Fields("m.gguf", base | change), tables)
+                except ModelError:
+                    continue
+                served(config)
