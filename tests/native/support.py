@@ -56,10 +56,10 @@ def plain_table(tables: Sequence[Sequence[int] | NDArray[np.int64]], codec: str)
 
 @dataclass
 class Shelf:
-    """Where one sequence lies when its full blocks are encoded: two blocks to stage in by turns, and the stored ones."""
+    """Where one sequence lies when its full blocks are encoded: where each block is staged, and stored."""
 
     codec: str
-    staging: tuple[int, int]
+    staging: Sequence[int]
     stored: list[int]
     keep: bool = True
     """Whether a block that is written whole in one step, the last of it, is staged in the arena too."""
@@ -76,7 +76,7 @@ class Shelf:
                 out.append((self.stored[block], CODECS[self.codec], -1, 0))
                 continue
             full, whole, last = end <= first + rows, start >= first, end >= first + rows
-            staged = -1 if full and whole and not (last and self.keep) else self.staging[block % 2]
+            staged = -1 if full and whole and not (last and self.keep) else self.staging[block]
             out.append((staged, 0, self.stored[block] if full else -1, CODECS[self.codec]))
         return out
 
