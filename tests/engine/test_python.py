@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import tenure
 from engine.harness import english, model, watched
 from tenure.engine import Engine, EngineSettings
 from tenure.errors import InvalidRequest, RequestError
+from tenure.models.template import ChatTemplate
 
 CHAT = [{"role": "user", "content": "Name a colour."}]
 
@@ -110,6 +112,20 @@ def test_guides(engine: Engine) -> None:
         assert json.loads(said)["colour"] in ("red", "blue")
     assert engine.generate("Yes or no?", choices=["yes", "no"]).text in ("yes", "no")
     assert engine.generate("A number:", regex="[0-9]{3}").text.isdecimal()
+
+
+def test_tools_and_reasoning_are_read() -> None:
+    template = "{{ tools }}<tool_call></think>{{ messages[0].content }}"
+    loaded = replace(model(), template=ChatTemplate(template, {}))
+    call = r'<tool_call>\n[{]"name": "f", "arguments": [{]"b": 1,  "a": 2[}][}]\n</tool_call>'
+    with Engine(loaded, EngineSettings(kv_cache_bytes=64 << 20)) as engine:
+        written = rf"<think>\nHm[.]\n</think>\n\nSo:\n{call}"
+        tool = {"type": "function", "function": {"name": "f"}}
+        result = engine.chat(CHAT, tools=[tool], regex=written)
+        answer = result.answers[0]
+        assert (answer.reasoning, answer.text) == ("Hm.", "So:")
+        assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"b": 1,  "a": 2}')]
+        assert len(answer.tokens) == result.usage.completion_tokens
 
 
 def test_wrong_use_is_refused(engine: Engine) -> None:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tenure.engine.engine import Engine
     from tenure.engine.handle import Handle
-    from tenure.engine.options import Answer, Options, Result
+    from tenure.engine.options import Answer, Call, Options, Result
     from tenure.engine.python import AsyncStream, Stream
     from tenure.engine.settings import EngineSettings
 
 _HOMES = {
     "Answer": "options",
     "AsyncStream": "python",
+    "Call": "options",
     "Engine": "engine",
     "EngineSettings": "settings",
     "Handle": "handle",
@@ -26,7 +27,7 @@ _HOMES = {
     "Stream": "python",
 }
 
-__all__ = ["Answer", "AsyncStream", "Engine", "EngineSettings", "Handle", "Options", "Result", "Stream"]
+__all__ = ["Answer", "AsyncStream", "Call", "Engine", "EngineSettings", "Handle", "Options", "Result", "Stream"]
 
 
 def __getattr__(name: str) -> Any:

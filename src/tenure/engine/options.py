@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tenure.errors import InvalidRequest
+from tenure.models.answers import read_whole
+from tenure.server.serves import Reader
 from tenure.types import Done, Guide, Logprob, Piece, Receipt, Sampling, Timings, Token, Usage
 
 
@@ -48,13 +50,28 @@ class Options(TypedDict, total=False):
     """The engine's own earlier answers in that session go into a chat by their exact tokens."""
     cache_salt: str
     """Only requests with the same salt share blocks."""
+    tools: Sequence[Mapping[str, Any]]
+    """Of a chat: what the model may call, as OpenAI's tool objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool; `arguments` are JSON as the model wrote it."""
+
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. `finish` is `stop` or `length`; `stopped_by` the stop string or id, when one ended it."""
+    """One answer. `finish` is `stop` or `length`; `stopped_by` the stop string or id, when one ended it.
+
+    `text` is what is left when `reasoning` and `calls` are taken out.
+    """
 
     text: str
+    reasoning: str
+    calls: tuple[Call, ...]
     tokens: tuple[Token, ...]
     finish: str
     stopped_by: str | int | None
@@ -88,8 +105,11 @@ class Result:
         return self.answers[0].tokens
 
 
-def sampling_of(options: Options) -> Sampling:
-    """The sampling that options ask for. InvalidRequest for names that do not exist and guides that exclude another."""
+def sampling_of(options: Options, *, marks: bool) -> Sampling:
+    """The sampling that options ask for; `marks`: somebody reads the answer for reasoning and calls.
+
+    InvalidRequest for names that do not exist and guides that exclude another.
+    """
     strange = next((name for name in options if name not in Options.__annotations__), None)
     if strange is not None:
         raise InvalidRequest(f"{strange}: there is no such option", param=strange)
@@ -112,6 +132,7 @@ def sampling_of(options: Options) -> Sampling:
         guide=_guide(options),
         logprobs=options.get("logprobs"),
         logits=options.get("logits", False),
+        marks=marks,
     )
 
 
@@ -130,20 +151,26 @@ def _guide(options: Options) -> Guide | None:
     return guides[0] if guides else None
 
 
-def result_of(pieces: Sequence[Piece], done: Done, n: int) -> Result:
+def result_of(pieces: Sequence[Piece], done: Done, n: int, reader: Callable[[], Reader] | None) -> Result:
     """The answers that the pieces of a request add up to. RuntimeError when it failed or was cancelled."""
     if done.error is not None:
         raise RuntimeError(f"the request failed: {done.error}")
-    answers = tuple(_answer([piece for piece in pieces if piece.index == index]) for index in range(n))
+    answers = tuple(_answer([piece for piece in pieces if piece.index == index], reader) for index in range(n))
     return Result(answers, done.usage, done.receipt, done.timings)
 
 
-def _answer(pieces: Sequence[Piece]) -> Answer:
+def _answer(pieces: Sequence[Piece], reader: Callable[[], Reader] | None) -> Answer:
     last = pieces[-1] if pieces else None
     if last is None or last.finish is None:
         raise RuntimeError("the request was cancelled")
+    text, reasoning = "".join(piece.text for piece in pieces), ""
+    calls: list[tuple[str, str]] = []
+    if reader is not None:
+        reasoning, text, calls = read_whole(text, reader())
     return Answer(
-        text="".join(piece.text for piece in pieces),
+        text=text,
+        reasoning=reasoning,
+        calls=tuple(Call(name, arguments) for name, arguments in calls),
         tokens=tuple(token for piece in pieces for token in piece.tokens),
         finish=last.finish.value,
         stopped_by=last.stopped_by,

@@ -22,8 +22,9 @@ Given = str | Sequence[Token] | Sequence[Message]
 class Stream:
     """An answer under way: iterate it for its pieces, then read `result`. Leaving the loop early cancels it."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, prompt: Prompt) -> None:
         self._handle = handle
+        self._prompt = prompt
         self._pieces: list[Piece] = []
         self._done: Done | None = None
 
@@ -41,7 +42,7 @@ class Stream:
         """Everything, once the last piece was read."""
         if self._done is None:
             raise RuntimeError("the stream has not been read to its end")
-        return result_of(self._pieces, self._done, self._handle.request.n)
+        return result_of(self._pieces, self._done, self._handle.request.n, self._prompt.reader)
 
     def _keep(self, item: Piece | Done) -> bool:
         if isinstance(item, Done):
@@ -65,15 +66,17 @@ class PythonApi(ABC):
 
     def generate(self, prompt: str | Sequence[Token], **options: Unpack[Options]) -> Result:
         """The answer to a prompt of text or token ids. RequestError when it is refused."""
-        return self._wait(self._request(prompt, options))
+        return self._wait(self.stream(prompt, **options))
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Result:
         """The next turn of a chat. RequestError when it is refused."""
-        return self._wait(self._request(messages, options))
+        return self._wait(self.stream(messages, **options))
 
     def stream(self, prompt: Given, **options: Unpack[Options]) -> Stream:
-        """The answer to a prompt or to the messages of a chat, as it comes."""
-        return Stream(self.submit_on(self._request(prompt, options), None))
+        """The answer to a prompt or to the messages of a chat, as it comes: the model's own text, reasoning and calls
+        in it."""
+        request, read = self._request(prompt, options)
+        return Stream(self.submit_on(request, None), read)
 
     async def agenerate(self, prompt: str | Sequence[Token], **options: Unpack[Options]) -> Result:
         """`generate`, while the event loop goes on. Cancelling the task cancels the request."""
@@ -85,7 +88,8 @@ class PythonApi(ABC):
 
     def astream(self, prompt: Given, **options: Unpack[Options]) -> AsyncStream:
         """`stream` for `async for`; call it where an event loop runs."""
-        return AsyncStream(self.submit_on(self._request(prompt, options), asyncio.get_running_loop()))
+        request, read = self._request(prompt, options)
+        return AsyncStream(self.submit_on(request, asyncio.get_running_loop()), read)
 
     # --- what it stands on -------------------------------------------------------------------------------------------
 
@@ -93,7 +97,14 @@ class PythonApi(ABC):
     def submit_on(self, request: Request, loop: asyncio.AbstractEventLoop | None) -> Handle: ...
 
     @abstractmethod
-    def render(self, messages: Sequence[Message], *, session_id: str | None, scope: Scope) -> Prompt: ...
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        session_id: str | None,
+        scope: Scope,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Prompt: ...
 
     @abstractmethod
     def encode(self, text: str, *, special: bool = True) -> list[Token]: ...
@@ -101,8 +112,7 @@ class PythonApi(ABC):
     @abstractmethod
     def scope(self, *, tenant: str, salt: str) -> Scope: ...
 
-    def _request(self, given: Given, options: Options) -> Request:
-        sampling = sampling_of(options)
+    def _request(self, given: Given, options: Options) -> tuple[Request, Prompt]:
         scope = self.scope(tenant="", salt=options.get("cache_salt", ""))
         session = options.get("session_id")
         if isinstance(given, str):
@@ -110,23 +120,26 @@ class PythonApi(ABC):
         elif given and all(isinstance(token, int) for token in given):
             prompt = Prompt(tuple(given), ())  # type: ignore[arg-type]  # just seen to be ints
         elif given and all(isinstance(message, Mapping) for message in given):
-            prompt = self.render(given, session_id=session, scope=scope)  # type: ignore[arg-type]
+            tools = options.get("tools", ())
+            prompt = self.render(given, session_id=session, scope=scope, tools=tools)  # type: ignore[arg-type]
         else:
             raise InvalidRequest("prompt: must be text, token ids or messages, and not empty", param="prompt")
-        return Request(
+        request = Request(
             f"py-{uuid.uuid4().hex}",
             prompt.tokens,
             scope,
-            sampling,
+            sampling_of(options, marks=prompt.reader is not None),
             n=options.get("n", 1),
             priority=options.get("priority", 0),
             session_id=session,
             spans=prompt.spans,
         )
+        return request, prompt
 
-    def _wait(self, request: Request) -> Result:
-        pieces, done = self.submit_on(request, None).result()
-        return result_of(pieces, done, request.n)
+    def _wait(self, stream: Stream) -> Result:
+        for _ in stream:
+            pass
+        return stream.result
 
     async def _gather(self, stream: AsyncStream) -> Result:
         async for _ in stream:

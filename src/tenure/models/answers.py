@@ -16,7 +16,7 @@ import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tenure.types import Guide, Part
 
@@ -282,7 +282,15 @@ def _overlap(text: str, mark: str) -> int:
     return 0
 
 
-def read_whole(text: str, reader: AnswerReader) -> tuple[str, str, list[tuple[str, str]]]:
+class Reads(Protocol):
+    """What reads an answer as it comes: an `AnswerReader`, or whatever a prompt says."""
+
+    def push(self, text: str) -> list[Part]: ...
+
+    def finish(self) -> list[Part]: ...
+
+
+def read_whole(text: str, reader: Reads) -> tuple[str, str, list[tuple[str, str]]]:
     """Reasoning, text and calls (name, arguments) of a whole answer."""
     reasoning, said = "", ""
     calls: list[tuple[str, str]] = []
