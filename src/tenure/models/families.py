@@ -162,6 +162,23 @@ class Config:
     """The matrices (q, k, v, o, gate, up, down) that have a bias; None: those that have one in the file."""
 
 
+_NORMS = {
+    "before": ("attn_norm", "ffn_norm"),
+    "after": ("attn_post_norm", "ffn_post_norm"),
+    "both": ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"),
+}
+
+
+def norm_sizes(config: Config) -> dict[str, int]:
+    """The norms of a layer and how many weights each has."""
+    s, family = config.shape, config.family
+    sizes = dict.fromkeys(_NORMS[family.norms], s.hidden)
+    if family.qk_norm != "none":
+        heads, kv_heads = (s.heads, s.kv_heads) if family.qk_norm == "whole" else (1, 1)
+        sizes |= {"q_norm": heads * s.head_dim, "k_norm": kv_heads * s.head_dim}
+    return sizes
+
+
 def unsupported(where: str, architecture: str) -> UnsupportedModel:
     return UnsupportedModel(f"{where}: architecture {architecture} is not supported; supported: {SUPPORTED}")
 

@@ -17,9 +17,9 @@ import numpy as np
 from tenure import _native
 from tenure.errors import UnsupportedModel
 from tenure.models import weights
-from tenure.models.families import Config
+from tenure.models.families import Config, norm_sizes
 from tenure.models.kquants import KINDS
-from tenure.models.sources import FUSED, Source, check_tensors, norm_sizes, open_source
+from tenure.models.sources import FUSED, Source, check_tensors, open_source
 from tenure.models.template import ChatTemplate
 from tenure.models.tokenizer import Tokenizer
 from tenure.models.weights import FORMATS, GROUP, Format, Matrix

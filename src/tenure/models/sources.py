@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tenure.errors import BrokenFile, ModelNotFound, UnsupportedModel
 from tenure.models import families, hf, tokenizer, weights
-from tenure.models.families import Config
+from tenure.models.families import Config, norm_sizes
 from tenure.models.fields import Fields
 from tenure.models.gguf import GgufFile
 from tenure.models.gguf_config import ROPE_TENSORS, from_gguf
@@ -49,11 +49,6 @@ _HF_POST_NORMS = {
 }  # fmt: skip
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
 _TEXT_PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.": ""}
-_NORMS = {
-    "before": ("attn_norm", "ffn_norm"),
-    "after": ("attn_post_norm", "ffn_post_norm"),
-    "both": ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"),
-}
 FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 """The decoder's matrices, and the parts each is stacked from."""
 
@@ -220,16 +215,6 @@ def _text_name(name: str) -> str:
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
     return name
-
-
-def norm_sizes(config: Config) -> dict[str, int]:
-    """The norms of a layer and how many weights each has."""
-    s, family = config.shape, config.family
-    sizes = dict.fromkeys(_NORMS[family.norms], s.hidden)
-    if family.qk_norm != "none":
-        heads, kv_heads = (s.heads, s.kv_heads) if family.qk_norm == "whole" else (1, 1)
-        sizes |= {"q_norm": heads * s.head_dim, "k_norm": kv_heads * s.head_dim}
-    return sizes
 
 
 def _split_fused(tensors: dict[str, Tensor], config: Config) -> None:
