@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+import tracemalloc
 from collections.abc import Callable
 
 from tenure.cache import Ask, KvCache, Lease, Plan
+from tenure.cache.ghosts import Ghosts
+from tenure.cache.keys import chain_of, root
 from tenure.events import FactLog
 from tenure.policy.eviction import Lru
 from tenure.spec import BLOCK_TOKENS, codec
-from tenure.types import Scope
+from tenure.types import Fate, Scope
 
 POOL = 100_000
 PROMPT = 6_000
@@ -83,7 +86,42 @@ def measure() -> list[tuple[str, float, float]]:
     ask = Ask(SCOPE, wanted, len(wanted))
     rows.append(("plan with 64 victims of 100 000 blocks", best_us(lambda: cache.plan(ask, session.now)), 1000.0))
     cache.check()
-    return rows
+    return rows + ghosts()
+
+
+GHOSTS = 65_536
+
+
+def ghosts() -> list[tuple[str, float, float]]:
+    """What remembering evicted blocks costs, and asking for one; the memory in the last row, in bytes per block."""
+    remembered = Ghosts(GHOSTS)
+    chains = [prompt(PROMPT) for _ in range(2 * GHOSTS * BLOCK_TOKENS // PROMPT)]
+    blocks = [
+        (key, parent, tuple(tokens[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]))
+        for tokens in chains
+        for names in [chain_of(root(SCOPE), tokens, BLOCK_TOKENS)]
+        for at, (key, parent) in enumerate(zip(names, [root(SCOPE), *names], strict=False))
+    ]
+    tracemalloc.start()
+    for key, parent, ids in blocks[:GHOSTS]:
+        remembered.add(key, parent, ids, Fate.DROPPED, "lru", 0.0)
+    size = tracemalloc.get_traced_memory()[0] / GHOSTS
+    tracemalloc.stop()
+    began = time.perf_counter()
+    for key, parent, ids in blocks[GHOSTS:]:
+        remembered.add(key, parent, ids, Fate.DROPPED, "lru", 0.0)
+    added = 1e6 * (time.perf_counter() - began) / len(blocks[GHOSTS:])
+    key, parent, ids = blocks[-1]
+    cache = KvCache(2, BLOCK_TOKENS, codec=codec("bf16"), eviction=Lru(), facts=FactLog(), ghosts=remembered)
+    lost = cache.lost(SCOPE, chains[-1], 0)
+    if lost.tokens < PROMPT - BLOCK_TOKENS:
+        raise RuntimeError(f"{lost.tokens} of {PROMPT} tokens are known to be lost")
+    return [
+        (f"ghosts: one more of {GHOSTS}", added, 25.0),
+        ("ghosts: find one", best_us(lambda: remembered.find(parent, ids)), 10.0),
+        (f"ghosts: what of {PROMPT} tokens was lost", best_us(lambda: cache.lost(SCOPE, chains[-1], 0)), 3000.0),
+        ("ghosts: bytes (not µs) of one", size, 1024.0),
+    ]
 
 
 def main() -> None:
