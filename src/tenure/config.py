@@ -22,7 +22,7 @@ from tenure.errors import ConfigError
 from tenure.types import Overflow
 
 WeightsFormat = Literal["auto", "f32", "bf16", "int8", "int4"]
-KvDtype = Literal["auto", "bf16", "f32"]
+KvDtype = Literal["auto", "bf16", "f32", "int8", "k8v4", "int4"]
 Source = Literal["flag", "environment", "file", "default"]
 ENV_PREFIX = "TENURE_"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tenure.errors import ConfigError
 
@@ -72,6 +72,11 @@ def codec(name: str) -> Codec:
         raise ConfigError("kv_cache_dtype", f"unknown KV codec {name!r}; known: {', '.join(CODECS)}") from None
 
 
+def staging_codec(name: str) -> str:
+    """The codec that blocks are written in token by token, before codec `name` stores them: f32 for f32, else bf16."""
+    return "f32" if codec(name).name == "f32" else "bf16"
+
+
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
     """Bytes of K and V for one model shape."""
@@ -80,10 +85,16 @@ class KvGeometry:
     kv_heads: int
     head_dim: int
     block_tokens: int = BLOCK_TOKENS
+    v_dim: int | None = None
+    """Size of a V head when it is not that of K; 0: what is kept serves as both, as in latent attention."""
 
     @staticmethod
     def of(shape: ModelShape) -> KvGeometry:
         return KvGeometry(shape.layers, shape.kv_heads, shape.head_dim)
+
+    def with_layers(self, layers: int) -> KvGeometry:
+        """The same for so many layers."""
+        return replace(self, layers=layers)
 
     def token_bytes(self, name: str) -> int:
         """Bytes of one token's K and V over all layers, as stored by codec `name`: its share of a full block."""
@@ -92,12 +103,14 @@ class KvGeometry:
     def block_bytes(self, name: str) -> int:
         """Bytes of one full block as stored by codec `name`, scales included."""
         how = codec(name)
-        token = self.head_dim * (how.k_bits + how.v_bits) // 8 + how.k_token_scale + how.v_token_scale
+        v_dim = self.head_dim if self.v_dim is None else self.v_dim
+        token = (self.head_dim * how.k_bits + v_dim * how.v_bits) // 8 + how.k_token_scale
+        token += how.v_token_scale if v_dim else 0
         return self.layers * self.kv_heads * (self.block_tokens * token + self.head_dim * how.k_channel_scale)
 
     def staging_codec(self, name: str) -> str:
         """The codec the open block is staged in: f32 for f32, else bf16."""
-        return "f32" if name == "f32" else "bf16"
+        return staging_codec(name)
 
     def blocks(self, tokens: int) -> int:
         """Blocks that `tokens` tokens occupy, the open one included."""

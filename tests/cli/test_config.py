@@ -68,7 +68,7 @@ def test_whole_bytes_survive(size: int) -> None:
         ("max_step_ms", "nan", "from 1"),
         ("max_step_ms", "fast", "number"),
         ("weights", "int44", "did you mean int4?"),
-        ("kv_cache_dtype", "fp8", "auto, bf16, f32"),
+        ("kv_cache_dtype", "fp8", "auto, bf16, f32, int8, k8v4, int4"),
         ("host", "  ", "empty"),
         ("max_num_seqs", "0", "from 1"),
         ("max_body_bytes", "50%", "not a share"),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tenure.engine import Engine, EngineSettings
 from tenure.models import Model, find_default, load
+from tenure.spec import KvGeometry
 from tenure.types import Done, Piece, Request, Rows, Sampling, Scope, Token
 
 Weights = Literal["auto", "bf16"]
@@ -71,7 +72,10 @@ class Watched:
 def watched(loaded: Model, blocks: int = 256, **settings: object) -> Iterator[Watched]:
     """A watched engine with a pool of `blocks` blocks; every invariant is checked every few steps and at the end."""
     fields = {"canary_steps": 16, **settings}
-    size = loaded.decoder.block_bytes * blocks
+    geometry, codec = KvGeometry.of(loaded.shape), str(fields.get("kv_codec", "bf16"))
+    size = geometry.block_bytes(codec) * blocks
+    while geometry.layout(size, codec).blocks < blocks:  # a slab is kept for staging
+        size += geometry.block_bytes(codec)
     with Engine(loaded, EngineSettings(kv_cache_bytes=size, **fields)) as engine:  # type: ignore[arg-type]
         yield Watched(engine)
         engine.check()

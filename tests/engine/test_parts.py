@@ -51,7 +51,7 @@ def test_a_batch_is_the_plan_laid_flat() -> None:
 
 
 def staged(start: int, count: int, blocks: tuple[int, ...]) -> tuple[list[int], ...]:
-    """Table columns of one sequence that is staged in block 40: int8 blocks of 10 bytes, staged ones of 20, 40 a slab."""
+    """Table columns of one sequence staged in block 40: int8 blocks of 10 bytes, staged ones of 20, slabs of 40."""
     layout = ArenaLayout(("int8", "bf16"), (10, 20), 10, 40, staged=True, slots=(4, 2), first=(0, 40))
     row = replace(rows(1, start, [1] * count, blocks, True), open=BlockId(40))
     ((_, _, *columns),) = Batcher(Places(layout)).build(StepPlan(0, (), (row,))).tables

