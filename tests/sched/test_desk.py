@@ -207,5 +207,10 @@ def test_what_would_become_of_a_request() -> None:
     assert plan(list(range(200, 220)))[6] == 6
     assert len(world.facts) == before
     world.run()
+    busy = World(16, 4, context=40, queue=0, seqs=1)
+    busy.ask("a", range(10), 3)
+    busy.ask("b", range(20, 30), 3)
+    seen = desk(busy).plan_for(Request("?", tuple(range(20)), Scope("fake")), 0.0)
+    assert (seen.fits_now, seen.fits_ever) == (False, True) and "The queue holds 2" in seen.reason
     small = World(4, 4, context=40)
     assert not desk(small).plan_for(Request("?", tuple(range(20)), Scope("fake")), 0.0).fits_ever

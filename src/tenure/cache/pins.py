@@ -57,6 +57,11 @@ class Pins:
         """Blocks that pins hold, each counted once for every tenant."""
         return sum(len(held) for held in self._held.values())
 
+    @property
+    def due(self) -> float:
+        """When the next one ends, in seconds; infinite when there is none."""
+        return self._next
+
     def bytes_of(self, tenant: str) -> int:
         return len(self._held.get(tenant, ())) * self._block_bytes
 

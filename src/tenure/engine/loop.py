@@ -267,7 +267,9 @@ class Loop:
         with self._work:
             if self._arrivals or self._commands or self._stopping:
                 return
-            if self._work.wait(None if self._checked else IDLE_CHECK_S) or self._checked:
+            due = self._scheduler.pins.due - self._clock.now()  # a pin that ends is told in time, work or no work
+            patience = due if self._checked else min(due, IDLE_CHECK_S)
+            if self._work.wait(None if patience == float("inf") else max(0.0, patience)) or self._checked:
                 return
         self._scheduler.cache.check()
         self._checked = True

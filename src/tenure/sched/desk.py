@@ -11,6 +11,7 @@ from tenure.cache.history import History
 from tenure.cache.plan import Ask, Shortfall
 from tenure.errors import NotFound
 from tenure.events import ConversationChanged, FactLog
+from tenure.policy.base import AdmissionAsk, Refuse
 from tenure.sched.scheduler import News, Scheduler
 from tenure.sched.sequence import Phase, Sequence
 from tenure.types import Pin, PinReceipt, Request, Scope, Token
@@ -46,21 +47,19 @@ class Desk:
     def plan_for(self, request: Request, now: float) -> Forecast:
         """What would become of a request that came now. Nothing is done."""
         tokens, size, scheduler = request.tokens, self._cache.block_tokens, self._scheduler
-        counts = self._cache.counts()
         needed = -(-(len(tokens) + 1) // size)
-        limit = scheduler.limits.context_limit
         cached = min(self._cache.match(request.scope, tokens).tokens, len(tokens) - 1)
         computed = len(tokens) - cached
-        never = f"the context of {limit} tokens leaves no room for an answer" if len(tokens) >= limit else None
-        if needed > counts.total:
-            never = f"{needed} blocks are needed, the pool has {counts.total}"
-        if never is not None:
-            return Forecast(False, False, never, cached, computed, needed, 0, 0, None, None)
+        ask = AdmissionAsk(len(tokens), request.n, request.sampling.max_tokens, request.priority, request.scope.tenant)
+        verdict = scheduler.admission.judge(ask, scheduler.load())
+        if isinstance(verdict, Refuse) and verdict.code != "queue_full":
+            return Forecast(False, False, verdict.reason, cached, computed, needed, 0, 0, None, None)
         plan = self._cache.plan(Ask(request.scope, tokens, len(tokens) + 1), now)
         start = scheduler.predicted_start_s(len(tokens))
         ttft = start + scheduler.outlook.prefill_s(cached, computed)
-        if isinstance(plan, Shortfall):
-            return Forecast(False, True, plan.reason, cached, computed, needed, 0, 0, start, ttft)
+        if isinstance(plan, Shortfall) or isinstance(verdict, Refuse):
+            reason = plan.reason if isinstance(plan, Shortfall) else verdict.reason
+            return Forecast(False, True, reason, cached, computed, needed, 0, 0, start, ttft)
         reason = "it fits"
         if scheduler.waiting:
             reason = f"it fits, behind {scheduler.waiting} that wait"
@@ -181,6 +180,7 @@ class Desk:
             pins=tuple(
                 PinView(len(pin.keys) * size, len(pin.keys) * self._scheduler.limits.block_bytes, pin.until - now)
                 for pin in self._pins.within(talk.scope, match.keys)
+                if pin.until > now
             ),
         )
 
