@@ -33,7 +33,7 @@ class EngineSettings:
     max_step_ms: float = 120.0
     max_queued_requests: int = 256
     max_queued_tokens: int = 1_000_000
-    eviction: str = "lru"
+    eviction: str = "gittins"
     pressure: str = "pause@95%"
     overflow: Overflow = "refuse"
     trim_steps: int = 4
@@ -76,7 +76,7 @@ def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) 
         if total is None:
             total = min(DEFAULT_BUDGET, available_memory() // 4)
         arena = total - weight_bytes
-    least = MIN_BLOCKS * (block if block == staged else 2 * staged)
+    least = MIN_BLOCKS * (block if block == staged else max(staged, 2 * block))
     if arena < least:
         raise BudgetError(
             param,
