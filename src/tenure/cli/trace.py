@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 import sys
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -50,21 +51,24 @@ def _anonymise(source: Path, target: Path | None, model: str | None) -> int:
     def block(raw: int) -> int:
         return int.from_bytes(blake2b(raw.to_bytes(8, "little"), key=key, digest_size=8).digest(), "little")
 
-    try:
-        with open(target, "w", encoding="utf-8") if target else open(sys.stdout.fileno(), "w", closefd=False) as out:
-            began: float | None = None
-            for request in trace.read(lines(source), tokeniser(model)):
-                began = request.at if began is None else began
-                plain = dataclasses.replace(
-                    request,
-                    at=max(0.0, request.at - began),
-                    blocks=tuple(map(block, request.blocks)),
-                    answer=tuple(map(block, request.answer)),
-                    tenant=name(request.tenant) if request.tenant else "",
-                    session=None if request.session is None else name(str(request.session)),
-                    extra={field: value for field, value in request.extra.items() if field in KEPT},
-                )
-                out.write(trace.write(plain) + "\n")
-    except OSError as error:
-        raise ConfigError("target", f"{target or 'standard output'}: {error.strerror}") from None
+    with contextlib.ExitStack() as stack:
+        out: TextIO = sys.stdout
+        if target:
+            try:
+                out = stack.enter_context(target.open("w", encoding="utf-8"))
+            except OSError as error:
+                raise ConfigError("target", f"{target}: {error.strerror}") from None
+        began: float | None = None
+        for request in trace.read(lines(source), tokeniser(model)):
+            began = request.at if began is None else began
+            plain = dataclasses.replace(
+                request,
+                at=max(0.0, request.at - began),
+                blocks=tuple(map(block, request.blocks)),
+                answer=tuple(map(block, request.answer)),
+                tenant=name(request.tenant) if request.tenant else "",
+                session=None if request.session is None else name(str(request.session)),
+                extra={field: value for field, value in request.extra.items() if field in KEPT},
+            )
+            out.write(trace.write(plain) + "\n")
     return 0

@@ -83,7 +83,7 @@ def documents(requests: int, seed: int = 0) -> Iterator[TraceRequest]:
     at, made = 0.0, 0
     while made < requests:
         at += world.random.expovariate(1 / 10.0)
-        text, now = world.text(world.random.randint(50, 400)), at
+        text, now = world.text(world.random.randint(20, 120)), at
         for _ in range(world.random.choice((1, 1, 1, 2, 3, 4))):
             world.ask(now, text + world.text(1), 150, None)
             now += world.random.expovariate(1 / 90.0)
