@@ -73,6 +73,30 @@ TENURE_INLINE f32x16 load_halves(const uint8_t* p) {
 #endif
 }
 
+// GCC 12 takes vector conversions from and to bytes apart, lane by lane.
+TENURE_INLINE f32x16 floats_of_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__FMA__)
+    struct {
+        __m256 lo, hi;
+    } const r = {
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
+    return load<f32x16>(&r);
+#else
+    return __builtin_convertvector(load<i8x16>(p), f32x16);
+#endif
+}
+
+TENURE_INLINE void store_bytes(uint8_t* p, i32x16 x) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
+#else
+    for (int i = 0; i < 16; i++) p[i] = static_cast<uint8_t>(x[i]);
+#endif
+}
+
 TENURE_INLINE f32x16 magnitude(f32x16 x) { return (f32x16)((u32x16)x & 0x7fffffffu); }
 
 // Nearest integers, within [low, high].
@@ -131,8 +155,8 @@ void encode_k8(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_di
             const auto pair = load<u32x16>(keys + 64 * i);
             const i32x16 even = rounded(low_bf16(pair) * inverse, -127.0f, 127.0f);
             const i32x16 odd = rounded(high_bf16(pair) * inverse, -127.0f, 127.0f);
-            store(out + 2 * i * kTileTokens, __builtin_convertvector(even, i8x16));
-            store(out + (2 * i + 1) * kTileTokens, __builtin_convertvector(odd, i8x16));
+            store_bytes(out + 2 * i * kTileTokens, even);
+            store_bytes(out + (2 * i + 1) * kTileTokens, odd);
         }
     }
 }
@@ -156,7 +180,7 @@ void encode_v8(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_di
         for (int d = 0; d < head_dim; d += 16) top = vmax(top, magnitude(load<f32x16>(v + d)));
         const f32x16 inverse = splat(1.0f / stored_scale(scales + 2 * token, max_lanes(top) / 127.0f));
         for (int d = 0; d < head_dim; d += 16)
-            store(out + d, __builtin_convertvector(rounded(load<f32x16>(v + d) * inverse, -127.0f, 127.0f), i8x16));
+            store_bytes(out + d, rounded(load<f32x16>(v + d) * inverse, -127.0f, 127.0f));
     }
 }
 
@@ -186,8 +210,8 @@ void encode_k4(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_di
         const Range odd = store_range(scales, 2 * i + 1, head_dim, high_bf16(a), high_bf16(b));
         const i32x16 one = steps_of(low_bf16(a), even) | steps_of(high_bf16(a), odd) << 4;
         const i32x16 two = steps_of(low_bf16(b), even) | steps_of(high_bf16(b), odd) << 4;
-        store(out + i * kTileTokens, __builtin_convertvector(one, u8x16));
-        store(out + (i + head_dim / 2) * kTileTokens, __builtin_convertvector(two, u8x16));
+        store_bytes(out + i * kTileTokens, one);
+        store_bytes(out + (i + head_dim / 2) * kTileTokens, two);
     }
 }
 
@@ -233,7 +257,7 @@ void encode_v4(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_di
         unstage_value(staged, token + 1, head_dim, v);
         encode_levels(v, scales + 2 * token + 2, head_dim, odd);
         for (int i = 0; i < head_dim / 16; i++)
-            store(out + 16 * i, __builtin_convertvector(even[i] | odd[i] << 4, u8x16));
+            store_bytes(out + 16 * i, even[i] | odd[i] << 4);
     }
 }
 
@@ -241,7 +265,7 @@ void encode_v4(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_di
 
 // Two rows of 16 integers as pairs of bf16; they are so small that the low half of an f32 is zero.
 TENURE_INLINE u32x16 pair_of_rows(const uint8_t* even, const uint8_t* odd) {
-    const f32x16 a = __builtin_convertvector(load<i8x16>(even), f32x16), b = __builtin_convertvector(load<i8x16>(odd), f32x16);
+    const f32x16 a = floats_of_bytes(even), b = floats_of_bytes(odd);
     return (u32x16)a >> 16 | (u32x16)b;
 }
 

@@ -38,8 +38,8 @@ class Bench:
         q, k, v = (np.concatenate([part[i] for part in parts]) for i in (2, 3, 4))
         _native.attention(
             self.arena, self.codec, self.isa, threads, q, k, v, starts(counts),
-            np.array([first for _, first, *_ in parts], np.int32), plain_table([table for table, *_ in parts], self.codec),
-            out, **rule,
+            np.array([first for _, first, *_ in parts], np.int32),
+            plain_table([table for table, *_ in parts], self.codec), out, **rule,
         )  # fmt: skip
         return np.split(out, np.cumsum(counts)[:-1])
 
