@@ -15,20 +15,20 @@ from tenure.sim.workloads import WORKLOADS
 
 SHARES = (0.005, 0.05, 0.3)
 GOLDEN = {  # tokens found by lru, gittins and the optimum
-    "conversations": [361600, 447488, 697984],
-    "agents": [1592896, 1585152, 2000576],
-    "documents": [698688, 692928, 1504320],
-    "prompts": [241856, 296640, 614848],
-    "scans": [0, 0, 32256],
-    "shifts": [767488, 788672, 1160640],
-    "mixed": [1544320, 1731648, 2108544],
+    "conversations": [134400, 168128, 275072],
+    "agents": [413888, 410176, 540096],
+    "documents": [238144, 235584, 564736],
+    "prompts": [68544, 67008, 241280],
+    "scans": [0, 0, 15360],
+    "shifts": [328960, 328640, 481536],
+    "mixed": [780416, 784832, 1101248],
 }
 
 
 @cache
 def trace(name: str) -> tuple[list[TraceRequest], int]:
     """A made-up trace and its unique blocks."""
-    requests = list(WORKLOADS[name](800, 7))
+    requests = list(WORKLOADS[name](400, 7))
     return requests, len({block for request in requests for block in request.blocks})
 
 
