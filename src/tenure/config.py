@@ -236,7 +236,7 @@ class Settings:
         None, AMOUNT, MEMORY, "Budget for arena and staging alone; instead of --memory.", "what --memory leaves"
     )
     kv_cache_dtype: KvDtype = _knob("auto", choice(*get_args(KvDtype)), MEMORY, "How K and V are stored. auto is bf16.")
-    eviction: str = _knob("lru", TEXT, MEMORY, "Policy that chooses which unleased block goes first.")
+    eviction: str = _knob("gittins", TEXT, MEMORY, "Policy that chooses which unleased block goes first.")
     pressure: str = _knob(
         "pause@95%", TEXT, MEMORY,
         "What is done as running sequences hold ever more blocks: steps NAME@PERCENT% with rising thresholds.",

@@ -108,7 +108,7 @@ def test_tokenize_and_back(server: Running) -> None:
 
 
 def test_the_banner_says_what_is_served(server: Running) -> None:
-    for word in ("smollm2", server.url, "weights", "budget", "fits", "conversation", "curl", "lru"):
+    for word in ("smollm2", server.url, "weights", "budget", "fits", "conversation", "curl", "gittins"):
         assert word in server.printed
 
 
