@@ -186,6 +186,13 @@ def test_slide_and_refuse_reach_the_engine(server: Running) -> None:
     assert server.fake.handles[-1].request.overflow == "refuse"
 
 
+def test_what_several_prompts_forgot_is_told_of_all(server: Running) -> None:
+    prompts = [[BOS] * (2 * CONTEXT), [BOS] * (3 * CONTEXT), [BOS] * 5]
+    receipt = server.complete(prompt=prompts, max_tokens=1, overflow="slide").json()["kv"]
+    ends = [part["tokens"][1] for part in receipt["forgotten"]]
+    assert ends == [2 * CONTEXT - CONTEXT // 2, 3 * CONTEXT - CONTEXT // 2]
+
+
 def test_contradictions_and_unknown_values_are_refused(server: Running) -> None:
     for body in ({"overflow": "slide", "truncation": "auto"}, {"overflow": "rolling"}, {"truncation": True}):
         reply = server.chat(**body)

@@ -119,6 +119,7 @@ def _gather_receipts(receipts: Sequence[Receipt]) -> Receipt:
         cached_by_tier=by_tier,
         codec=by_codec,
         miss=next((receipt.miss for receipt in receipts if receipt.miss is not None), None),
+        forgotten=tuple(part for receipt in receipts for part in receipt.forgotten),
         preempted=sum(receipt.preempted for receipt in receipts),
         recomputed_tokens=sum(receipt.recomputed_tokens for receipt in receipts),
         queue_ms=max(receipt.queue_ms for receipt in receipts),
