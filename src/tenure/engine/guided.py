@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import cached_property
 from threading import Lock
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
@@ -49,6 +50,20 @@ class Matcher:
         self._matcher.consume_token(token)
 
 
+class _Words:
+    """A tokenizer as llguidance wants to see one: ours, so that a mask and a decoded text never disagree on a byte."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, eos: Token) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(token) for token in range(vocab)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+
+    def __call__(self, text: bytes) -> list[Token]:
+        return self._tokenizer.encode(text.decode("utf-8", "replace"))
+
+
 class Guides:
     """The compiled guides of one model; the least used are forgotten. Threads may share it."""
 
@@ -57,7 +72,6 @@ class Guides:
         self._vocab = vocab
         self._eos_ids = sorted(eos_ids)
         self._limits = LLParserLimits(verbose_errors=False)
-        self._tokens: LLTokenizer | None = None
         self._compiled: OrderedDict[Guide, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
@@ -69,20 +83,24 @@ class Guides:
         """The state before an answer's first token."""
         with self._lock:
             compiled = self._compiled.get(guide)
-            if compiled is None:
-                compiled = self._compiled[guide] = self._compile(guide)
-                if len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
+        # Not under the lock: who has a compiled guide must not wait for who compiles one.
+        compiled = self._compile(guide) if compiled is None else compiled
+        with self._lock:
+            self._compiled[guide] = compiled
             self._compiled.move_to_end(guide)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
             return Matcher(compiled.deep_copy(), self._vocab)
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        # Takes a third of a second, so only those who need it pay.
+        words = TokenizerWrapper(_Words(self._tokenizer, self._vocab, self._eos_ids[0] if self._eos_ids else 0))
+        return LLTokenizer(words, n_vocab=self._vocab, eos_token=self._eos_ids or None)
 
     def _compile(self, guide: Guide) -> LLMatcher:
         if len(guide.text) > MAX_CHARS:
             raise InvalidRequest(f"may have {MAX_CHARS} characters at most, not {len(guide.text)}", limit=MAX_CHARS)
-        if self._tokens is None:
-            # Takes the better part of a second, so only those who need it pay.
-            eos = self._eos_ids or None
-            self._tokens = LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab, eos_token=eos)
         matcher = LLMatcher(self._tokens, _grammar(guide), log_level=0, limits=self._limits)
         if not matcher.is_error():
             # The first mask finds what compiling does not: an expression that nothing matches, a limit on its size.

@@ -178,11 +178,6 @@ class Tokenizer:
         """The bytes of one token, control tokens by name."""
         return self._bytes[token]
 
-    def to_json(self) -> str:
-        """The whole tokenizer as a tokenizer.json."""
-        text: str = self._backend.to_str()
-        return text
-
     def _lead(self) -> str:
         """A control token to put before a text that is not the beginning, when beginnings are spelled differently."""
         if not self._spaced or self.bos_id not in self.special_ids:

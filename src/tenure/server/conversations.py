@@ -17,7 +17,7 @@ from tenure.server.pins import TTLS
 from tenure.server.receipts import forgotten_object
 from tenure.server.replies import Json
 from tenure.server.serves import Change, Serves
-from tenure.server.texts import Texts
+from tenure.server.texts import Texts, weight
 from tenure.types import Request
 from tenure.views import ConversationView, Forecast
 
@@ -49,7 +49,7 @@ class Conversations:
         """POST /v1/kv/plan: what would become of this chat or completion request; nothing is computed or changed."""
         require_json(request.scope)
         body, caller = await request.body(), caller_of(request)
-        ask = await self._texts.run(len(body), lambda: self._ask(parse_object(body), caller))
+        ask = await self._texts.run(weight(body), lambda: self._ask(parse_object(body), caller))
         first = ask.request
         return Json(forecast_object(first, await self._serves.forecast(first), self._serves.card.context_limit))
 

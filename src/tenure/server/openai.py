@@ -24,7 +24,7 @@ from tenure.server.replies import Json, error_reply
 from tenure.server.serves import Handle, ModelCard, Serves
 from tenure.server.settings import ServerSettings
 from tenure.server.stream import StreamReply
-from tenure.server.texts import Texts
+from tenure.server.texts import Texts, weight
 from tenure.types import Done
 
 log = logging.getLogger("tenure.server")
@@ -98,7 +98,7 @@ class OpenAI:
         require_json(request.scope)
         body = await request.body()
         caller = caller_of(request)
-        ask = await self._texts.run(len(body), lambda: reader(self._serves, parse_object(body), caller))
+        ask = await self._texts.run(weight(body), lambda: reader(self._serves, parse_object(body), caller))
         handle = submit_all(self._serves, ask.requests)
         kind = StreamReply if ask.stream else WholeReply
         return kind(ask, handle, self._settings, self._told)

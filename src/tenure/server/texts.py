@@ -12,6 +12,15 @@ LARGE = 16 << 10
 """Bytes of a body from which on the way to the thread and back costs less than the stall it saves."""
 
 
+_COMPILED = (b'"response_format"', b'"guided_', b'"structured_outputs"', b'"tools"')
+"""Fields that may have a grammar compiled."""
+
+
+def weight(body: bytes) -> int:
+    """How large a body counts: one that may have a grammar compiled is never small."""
+    return max(len(body), LARGE) if any(field in body for field in _COMPILED) else len(body)
+
+
 class Texts:
     """One worker: long texts wait for each other, never for or before the short ones."""
 
