@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
-from tenure import spec
 from tenure.cache import audit, keys
 from tenure.cache.ghosts import Ghosts
 from tenure.cache.lease import Grant, Held, Lease, LeaseId
 from tenure.cache.leaves import Leaves
 from tenure.cache.ledger import Ledger
 from tenure.cache.plan import Ask, Head, Lost, Match, Plan, Shortfall
-from tenure.cache.pool import STORED, BlockPool, Room, SlabPool
-from tenure.cache.radix import Node, RadixIndex
+from tenure.cache.pool import STORED, BlockPool, SlabPool
+from tenure.cache.radix import Node, RadixIndex, Usable
+from tenure.cache.supply import Supply
 from tenure.errors import StalePlan
 from tenure.events import BlockGone, BlockMerged, BlockReused, BlockStored, CacheCleared, FactLog
 from tenure.policy.base import EvictionPolicy
@@ -51,11 +51,11 @@ class KvCache:
         self._eviction = eviction
         self._facts = facts
         self._pool = BlockPool(pool, codec.name) if isinstance(pool, int) else SlabPool(pool)
-        self._staged = self._pool.staging != STORED
-        """Whether open blocks are of another kind than full ones."""
-        self._tails = codec.head_reusable or self._staged
+        self._tails = codec.head_reusable or self.staged
         """Whether heads of blocks are reused: of those whose values are unquantised."""
-        self._usable = self._is_unquantised if len(self._pool.codecs) > 1 else None
+        self._usable: Usable | None = None
+        if len(self._pool.codecs) > 1:
+            self._usable = lambda node: self._pool.unquantised(node.block)
         self._index = RadixIndex(block_tokens)
         self._roots = keys.Roots(block_tokens, shared)
         self._owners: dict[Key, str] = {}
@@ -63,6 +63,7 @@ class KvCache:
         self.ghosts = ghosts if ghosts is not None else Ghosts(0)
         self._leaves = Leaves(eviction, self._pool, block_tokens)
         self._leases: dict[LeaseId, Held] = {}
+        self._supply = Supply(self._pool, self._leaves, self._leases, block_tokens)
         self._promises: dict[Key, LeaseId] = {}
         self._ids = count(1)
         self._epoch = 0
@@ -86,7 +87,7 @@ class KvCache:
     @property
     def staged(self) -> bool:
         """Whether open blocks are staged apart from full ones."""
-        return self._staged
+        return self._pool.staging != STORED
 
     def counts(self) -> PoolCounts:
         return self._pool.counts()
@@ -97,13 +98,7 @@ class KvCache:
 
     def codecs(self, lease: Lease, computed: int, tokens: int) -> dict[str, int]:
         """How the tokens of a sequence are held, in tokens by codec; what is not computed yet counts as open."""
-        full = computed // self._size
-        held = Counter(self._pool.codec(block) for block in lease.blocks[:full])
-        found = {name: n * self._size for name, n in held.items()}
-        staging = self._pool.codecs[self._pool.staging]
-        if left := tokens - full * self._size:
-            found[staging] = found.get(staging, 0) + left
-        return found
+        return self._supply.codecs(lease, computed, tokens)
 
     def match(self, scope: Scope, tokens: Sequence[Token]) -> Match:
         """The longest reusable prefix of all of `tokens`. Stamps nothing."""
@@ -191,7 +186,7 @@ class KvCache:
         if plan.lease is not None:
             held = self._leases[plan.lease.id]
             blocks = (*plan.lease.blocks, *taken)
-            held.lease = replace(plan.lease, blocks=blocks, room=self._room(len(blocks)))
+            held.lease = replace(plan.lease, blocks=blocks, room=self._supply.room(len(blocks)))
             return Grant(held.lease, ())
         opened = self._pool.take(plan.opens, self._pool.staging)
         for node in nodes:
@@ -211,14 +206,14 @@ class KvCache:
                     self._leaves.add(source)
         here = [node.block for node in nodes]
         if tail:
-            (opened if self._staged else here).append(tail.block)
+            (opened if self.staged else here).append(tail.block)
         lease = Lease(
             LeaseId(next(self._ids)),
             plan.scope,
             (*here, *taken),
             plan.reused_tokens,
             self._size * len(nodes),
-            self._room(len(here) + len(taken)),
+            self._supply.room(len(here) + len(taken)),
             opened[0] if opened else None,
         )
         self._leases[lease.id] = Held(lease, nodes, tail, set(plan.promises))
@@ -319,30 +314,27 @@ class KvCache:
     def _idle(self, node: Node) -> bool:
         return self._pool.refs[node.block] == 0
 
-    def _is_unquantised(self, node: Node) -> bool:
-        return spec.codec(self._pool.codec(node.block)).head_reusable
-
     def _plan_growth(self, lease: Lease, room: int, now: float) -> Plan | Shortfall:
         self._held(lease)
-        takes = max(0, self._stored(room) - len(lease.blocks))
-        short = self._shortfall(takes, 0, ())
+        takes = max(0, self._supply.stored(room) - len(lease.blocks))
+        short = self._supply.shortfall(takes, 0, ())
         if short:
             return short
-        return Plan(self._epoch, lease.scope, lease, (), None, takes, 0, self._victims(takes, 0, now, ()), (), 0, takes)
+        victims = self._supply.victims(takes, 0, now, ())
+        return Plan(self._epoch, lease.scope, lease, (), None, takes, 0, victims, (), 0, takes)
 
     def _plan_start(self, ask: Ask, now: float) -> Plan | Shortfall:
         if not ask.tokens or ask.room < len(ask.tokens):
             raise ValueError(f"room for {ask.room} tokens asked for a sequence of {len(ask.tokens)}")
         path, head, behind = self._reach(ask.scope, ask.tokens, len(ask.tokens) - 1)
-        takes, opens = self._stored(ask.room) - len(path), int(self._staged)
+        takes, opens = self._supply.needs(ask.room, len(path), head)
         sources = [self._index.nodes[head.key]] if head else []
         spared = {node for node in (*path, *sources) if self._idle(node)}
-        if head and head.whole:
-            takes, opens = (takes, 0) if self._staged else (takes - 1, 0)
-        elif head and self._shortfall(takes, opens, spared):
+        if head and self._supply.shortfall(takes, opens, spared):
             head = None  # its block is needed: better to compute a few tokens again than not to start
+            takes, opens = self._supply.needs(ask.room, len(path), head)
             spared.intersection_update(path)
-        short = self._shortfall(takes, opens, spared)
+        short = self._supply.shortfall(takes, opens, spared)
         if short:
             return short
         return Plan(
@@ -353,20 +345,11 @@ class KvCache:
             head=head,
             takes=takes,
             opens=opens,
-            victims=self._victims(takes, opens, now, spared),
+            victims=self._supply.victims(takes, opens, now, spared),
             promises=self._open_keys(ask.scope, ask.tokens, len(path), behind),
             reused_tokens=self._size * len(path) + (head.tokens if head else 0),
             leases=takes + sum(map(self._idle, path)) + (head is not None and head.whole),
         )
-
-    def _stored(self, tokens: int) -> int:
-        """Stored blocks that a sequence with room for `tokens` has: those that can become full, when open ones are
-        staged apart."""
-        return tokens // self._size if self._staged else -(-tokens // self._size)
-
-    def _room(self, blocks: int) -> int:
-        """Tokens that a sequence with so many stored blocks has room for."""
-        return self._size * (blocks + 1) - 1 if self._staged else self._size * blocks
 
     def _behind(self, scope: Scope, nodes: Sequence[Node], common: int) -> Node:
         """Behind which node the block after `nodes` goes, when `common` blocks belong to all tenants."""
@@ -399,37 +382,6 @@ class KvCache:
         node, n = found
         whole = n == len(node.tokens) and self._idle(node)
         return path, Head(node.key, node.block, n, whole), behind
-
-    def _shortfall(self, takes: int, opens: int, spared: Iterable[Node]) -> Shortfall | None:
-        lack = self._pool.lack(takes, opens, (node.block for node in spared))
-        if lack is None:
-            return None
-        leases, leased = len(self._leases), self._pool.counts().leased
-        reason = f"{lack.needed} blocks wanted, {lack.free} free, {lack.evictable} evictable; "
-        return Shortfall(*lack, reason + f"{leases} leases hold {leased}")
-
-    def _victims(self, takes: int, opens: int, now: float, spared: Iterable[Node]) -> tuple[Key, ...]:
-        """Who goes, in order, until there is room. Every idle block can go, leaf by leaf: whoever leases a block leases
-        all before it. When nothing lacks but room to stage a block, tails go, if that is enough."""
-        room = self._pool.room(takes, opens)
-        if room.met:
-            return ()
-        kept = frozenset(spared)
-        if not room.lacks_stored:
-            tails = self._until(room, self._leaves.order(now, kept, lambda node: len(node.tokens) < self._size))
-            if tails:
-                return tails
-        return self._until(self._pool.room(takes, opens), self._leaves.order(now, kept))
-
-    def _until(self, room: Room, order: Iterable[Node]) -> tuple[Key, ...]:
-        """Keys of the first of `order` whose going makes room; none when all of them are not enough."""
-        gone: list[Key] = []
-        for node in order:
-            room.gone(node.block)
-            gone.append(node.key)
-            if room.met:
-                return tuple(gone)
-        return ()
 
     def _open_keys(self, scope: Scope, tokens: Sequence[Token], held: int, behind: Key) -> tuple[Key, ...]:
         """Keys of the full blocks behind the `held` first that nobody computes yet."""

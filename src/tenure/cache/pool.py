@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tenure.errors import Corrupt
-from tenure.spec import ArenaLayout
+from tenure.spec import ArenaLayout, codec
 from tenure.types import BlockId, KindCounts, PoolCounts
 
 FREE = -1
@@ -68,6 +68,10 @@ class BlockPool:
     def codec(self, block: BlockId) -> str:
         """How a block is stored."""
         return self.codecs[STORED]
+
+    def unquantised(self, block: BlockId) -> bool:
+        """Whether the head of a block can be copied."""
+        return codec(self.codec(block)).head_reusable
 
     def lack(self, stored: int, staged: int, spared: Iterable[BlockId]) -> Lack | None:
         """Why so many stored blocks, and staged ones beside them, cannot be had if all idle blocks may go but those
