@@ -129,10 +129,10 @@ def test_the_files_blocks_are_kept_bit_for_bit(path: Path) -> None:
             heads = {"q": 9, "k": 3}.get(ours, 0)
             if heads:
                 want = want.reshape(heads, -1, 2, want.shape[1]).swapaxes(1, 2).reshape(want.shape)
-            made = loader._matrix(source, [f"layers.{layer}.{ours}"], "auto")
+            made, _ = loader._matrix(source, [f"layers.{layer}.{ours}"], "auto")
             assert made.format == "int4"
             assert np.array_equal(loader.weights.to_f32(made), want)
-    table = loader._matrix(source, ["embedding"], "auto")
+    table, _ = loader._matrix(source, ["embedding"], "auto")
     tensor = reader["token_embd.weight"]
     assert table.format == "int8"
     assert np.array_equal(loader.weights.to_f32(table), gguf.dequantize(tensor.data, tensor.tensor_type))
