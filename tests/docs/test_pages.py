@@ -13,8 +13,10 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
+import typer
 
 import tenure
+from tenure.cli.main import app
 from tenure.config import SETTINGS
 from tenure.policy import registry
 
@@ -64,9 +66,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target.split("#")[0]).exists(), f"{page.name}: {target}"
 
 
+def command_flags() -> set[str]:
+    """The options of every command of `tenure`."""
+    found: set[str] = set()
+    commands = [typer.main.get_command(app)]
+    for command in commands:
+        found |= {flag for parameter in command.params for flag in parameter.opts}
+        commands += getattr(command, "commands", {}).values()
+    return found
+
+
 def test_flags_named_in_the_docs_exist() -> None:
     own = {"--url", "--max-tokens", "--config", "--help", "--no-deps", "--json"}
-    known = {setting.flag for setting in SETTINGS} | own
+    known = {setting.flag for setting in SETTINGS} | own | command_flags()
     for page in PAGES:
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text(encoding="utf-8")):
             assert flag in known, f"{page.name}: {flag}"

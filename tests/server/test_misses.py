@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tests.server.conftest import Running
+from tests.server.fake import FakeServes
 
 from tenure.events import RequestDone, RequestQueued
-from tenure.server.misses import ADVICE
+from tenure.server.misses import ADVICE, Misses
 from tenure.types import Miss, MissReason, Receipt, Timings, Usage
 
 
@@ -38,6 +39,19 @@ def test_causes_are_ranked_by_cost(server: Running) -> None:
     assert len(reply["recent"]) == 3
 
 
-def test_nothing_has_happened_yet(server: Running) -> None:
-    reply = server.http.get("/v1/kv/misses").json()
-    assert (reply["reasons"], reply["conversations"], reply["recent"]) == ([], [], [])
+def test_nothing_has_happened_yet() -> None:
+    report = Misses(FakeServes()).report(None)
+    assert (report["reasons"], report["conversations"], report["recent"]) == ([], [], [])
+
+
+def test_tenants_see_their_own() -> None:
+    fake = FakeServes()
+    misses = Misses(fake)
+    receipt = Receipt(9, 0, 9, {}, Miss("cold", 0, None), (), {}, 0, 0, 0.0, 4096, 9)
+    for name in ("a", "b"):
+        done = RequestDone(
+            2.0, name, (), None, Usage(9, 1, 0), receipt, Timings(9, 1.0, 1, 1.0, 0, 0.0), 1.0, 1.0, None, tenant=name
+        )
+        fake.facts.emit(done)
+    assert [miss["request"] for miss in misses.report("a")["recent"]] == ["a"]
+    assert len(misses.report(None)["recent"]) == 2

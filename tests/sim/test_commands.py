@@ -7,11 +7,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tests.sim.worlds import conversations
 from typer.testing import CliRunner, Result
 
 from tenure.cli.main import app
 from tenure.sim.trace import read, write
-from tenure.sim.workloads import conversations
 
 
 @pytest.fixture(scope="module")

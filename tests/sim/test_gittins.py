@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
+from tests.sim.worlds import conversations, scans
 
 from tenure.events import BlockGone, BlockReused, BlockStored, SequenceEnded
 from tenure.policy import registry
@@ -12,7 +13,6 @@ from tenure.policy.base import BlockView, EvictionPolicy
 from tenure.policy.gittins import BINS, Gittins, age_bin
 from tenure.policy.shadow import ShadowLru
 from tenure.sim.instant import InstantCache
-from tenure.sim.workloads import conversations, scans
 from tenure.types import BlockId, Fate, Key, SeqId
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
+from tests.sim.worlds import WORKLOADS
 
 from tenure.policy import registry
 from tenure.sim import instant, optimum
 from tenure.sim.instant import InstantCache
 from tenure.sim.trace import TraceRequest
-from tenure.sim.workloads import WORKLOADS
 
 SHARES = (0.005, 0.05, 0.3)
 GOLDEN = {  # tokens found by lru, gittins and the optimum

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tenure.sim.lint import Finding, lint
+from tenure.lint import Finding, lint
 from tenure.sim.trace import TraceRequest, read
 
 Messages = list[dict[str, Any]]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine import harness
 
-from engine import harness
+from tenure.cli.recording import TraceWriter
 from tenure.engine import Engine, EngineSettings
 from tenure.errors import ConfigError
 from tenure.events import BlockGone, BlockStored, RequestDone, RequestQueued, RequestStarted, SequenceEnded
-from tenure.sim.record import TraceWriter
 from tenure.sim.replay import Calibration, Replay, Setup
 from tenure.sim.trace import TraceRequest, header, read
 from tenure.types import BlockId, Fate, Key, Receipt, Request, SeqId, Timings, Usage

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sim.worlds import WORKLOADS, conversations
 
 from tenure.errors import ConfigError
 from tenure.policy import registry
 from tenure.sim.replay import Calibration, Replay, Report, Setup, percentiles
 from tenure.sim.trace import TraceRequest
-from tenure.sim.workloads import WORKLOADS, conversations
 
 COSTS = Calibration()
 

@@ -30,8 +30,8 @@ def lint(log: Log, model: ModelName = None, ms_per_token: Cost = None, as_json: 
 def _lint(log: Path, model: str | None, ms_per_token: float | None, as_json: bool) -> int:
     from tenure.cli.files import lines
     from tenure.cli.jobs import tokeniser
+    from tenure.lint import Lint
     from tenure.sim import trace
-    from tenure.sim.lint import Lint
     from tenure.sim.replay import Calibration
 
     source = lines(log)

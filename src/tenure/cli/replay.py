@@ -158,7 +158,8 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
 
 def _write_plot(file: Path, rows: Sequence[dict[str, Any]], source: Source, found: Census) -> None:
     """Every policy as a line; between them the limits: the optimum, and a cache that never forgets."""
-    from tenure.sim import optimum, report
+    from tenure.cli import replay_plot
+    from tenure.sim import optimum
 
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -171,7 +172,7 @@ def _write_plot(file: Path, rows: Sequence[dict[str, Any]], source: Source, foun
             for share, _ in next(iter(lines.values()))
         ]
     try:
-        file.write_text(report.svg(source.path.name, lines, found.infinite), encoding="utf-8")
+        file.write_text(replay_plot.svg(source.path.name, lines, found.infinite), encoding="utf-8")
     except OSError as error:
         raise ConfigError("plot", f"--plot {file}: {error.strerror}") from None
 

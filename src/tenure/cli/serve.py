@@ -51,7 +51,7 @@ def recording(resolved: Resolved, engine: Engine) -> Iterator[None]:
     if settings.trace is None:
         yield
         return
-    from tenure.sim.record import TraceWriter
+    from tenure.cli.recording import TraceWriter
 
     stats = engine.stats()
     header = {

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tenure.cache.keys import common_head
+from tenure.lint.patterns import ADVICE, diverged, kin, text_of
 from tenure.policy import registry
 from tenure.sim.instant import InstantCache
-from tenure.sim.patterns import ADVICE, diverged, kin, text_of
 from tenure.sim.trace import TraceRequest
 
 REMEMBERED = 4096
