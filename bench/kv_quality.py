@@ -1,6 +1,7 @@
 """What each KV codec costs in quality: ``python -m bench.kv_quality [--model PATH] [--windows N] [--codecs int8]``.
 
-Windows of 1024 tokens of English and code that every Python has (its manual, its own sources) are prefilled in one step each, K and V bf16 and then encoded; KL is the mean over rows of KL(bf16 ‖ codec) in nats, after every eighth
+Windows of 1024 tokens of English and code that every Python has (its manual, its sources) are prefilled in one step
+each, with K and V in bf16 and then encoded; KL is the mean over rows of KL(bf16 ‖ codec) in nats, after every eighth
 token from the 65th on. Weights are bf16, so that nothing but the codec differs.
 """
 
@@ -69,7 +70,8 @@ def main() -> None:
             other = log_probabilities(model, tokens, codec)
             kl = float((likely * (exact - other)).sum(1).mean())
             found[codec].append((kl, float((exact.argmax(1) == other.argmax(1)).mean())))
-    print(f"{_native.isa()}, {asked.windows * WINDOW} tokens\n{'codec':<8}{'bits':>6}{'of bf16':>9}{'KL':>9}{'top-1':>8}")
+    print(f"{_native.isa()}, {asked.windows * WINDOW} tokens")
+    print(f"{'codec':<8}{'bits':>6}{'of bf16':>9}{'KL':>9}{'top-1':>8}")
     for codec, values in found.items():
         share = geometry.block_bytes(codec) / geometry.block_bytes("bf16")
         kl, top = np.mean(values, axis=0)

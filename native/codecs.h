@@ -51,7 +51,7 @@ constexpr int64_t value_bytes(Form form, int64_t head_dim) {
     return kBlockTokens * head_dim * (form == Form::f32 ? 8 : form == Form::bf16 ? 4 : form == Form::int8 ? 2 : 1) / 2;
 }
 constexpr int64_t k_scale_bytes(Form form, int64_t head_dim) {
-    return form == Form::int8 ? 2 * kBlockTokens : form == Form::int4 ? 4 * head_dim : 0;
+    return form == Form::int8 ? 2 * kBlockTokens : form == Form::int4 ? 3 * head_dim : 0;
 }
 constexpr int64_t v_scale_bytes(Form form) {
     return form == Form::int8 || form == Form::int4 ? 2 * kBlockTokens : 0;

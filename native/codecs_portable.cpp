@@ -2,7 +2,7 @@
 //
 // An encoded head is [K scales][V scales][K][V]:
 //   K int8: f16 [32 tokens];                    [2 tiles][head_dim][16 tokens] of one byte
-//   K int4: f16 [head_dim] scale, [head_dim] least value; [2 tiles][head_dim / 2][16 tokens]: a pair of channels in a byte
+//   K int4: f16 [head_dim] least value, 8 bits [head_dim] scale; [2 tiles][head_dim / 2][16 tokens]: a pair of channels in a byte
 //   V int8: f16 [32 tokens];                    [32 tokens][head_dim] of one byte
 //   V int4: f16 [32 tokens];                    [16 token pairs][head_dim]: indices into kLevels, turned (turn.h)
 // Integers of 8 bits and the levels are exact in bf16, so expanding them loses nothing: scales of tokens are left to the
@@ -189,17 +189,38 @@ struct Range {
     float scale, least;
 };
 
+// A scale in 8 bits: the exponent and three bits of the mantissa of an f32, from 2^-20 to 1.875 * 2^11.
+constexpr uint32_t kScaleShift = 20, kScaleBias = (127 - 20) << 23;
+
+// The least such scale that is not below `scale`, if there is one.
+uint8_t scale_code(float scale) {
+    uint32_t bits;
+    std::memcpy(&bits, &scale, sizeof bits);
+    if (bits <= kScaleBias) return 0;
+    const uint32_t code = (bits - kScaleBias + (1u << kScaleShift) - 1) >> kScaleShift;
+    return static_cast<uint8_t>(code < 255 ? code : 255);
+}
+
+float scale_of_code(uint8_t code) {
+    const uint32_t bits = (uint32_t(code) << kScaleShift) + kScaleBias;
+    float scale;
+    std::memcpy(&scale, &bits, sizeof scale);
+    return scale;
+}
+
 Range store_range(uint8_t* scales, int channel, int head_dim, f32x16 first, f32x16 second) {
     const float high = max_lanes(vmax(first, second)), low = -max_lanes(vmax(-first, -second));
     const float bounded = low < -kMostScale ? -kMostScale : low > kMostScale ? kMostScale : low;
     const uint16_t least = half_of(bounded);
-    std::memcpy(scales + 2 * (head_dim + channel), &least, sizeof least);
-    const float start = value_of_half(least);
-    return {stored_scale(scales + 2 * channel, (high - start) / 15.0f), start};
+    std::memcpy(scales + 2 * channel, &least, sizeof least);
+    const float start = value_of_half(least), step = (high - start) / 15.0f;
+    uint8_t& code = scales[2 * head_dim + channel];
+    code = scale_code(step > 0.0f ? step : 0.0f);
+    return {scale_of_code(code), start};
 }
 
 i32x16 steps_of(f32x16 x, Range range) {
-    return rounded((x - splat(range.least)) * splat(1.0f / range.scale), 0.0f, 15.0f);
+    return rounded((x - splat(range.least)) / splat(range.scale), 0.0f, 15.0f);
 }
 
 void encode_k4(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_dim) {
@@ -306,8 +327,10 @@ TENURE_INLINE __m512i look_up(const uint8_t* bytes, __m512i table) {
 void expand_k4(const uint8_t* scales, const uint8_t* in, int head_dim, const Expanded& out) {
     alignas(64) float scale[kMaxDim], least[kMaxDim];
     for (int d = 0; d < head_dim; d += 16) {
-        store(scale + d, load_halves(scales + 2 * d));
-        store(least + d, load_halves(scales + 2 * (head_dim + d)));
+        const auto code = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 2 * head_dim + d));
+        const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(code), kScaleShift);
+        store(scale + d, _mm512_add_epi32(bits, _mm512_set1_epi32(kScaleBias)));
+        store(least + d, load_halves(scales + 2 * d));
     }
     for (int i = 0; i < kBlockTokens; i++) out.k_scale[i] = 1.0f;
     const __m512 steps = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -342,14 +365,15 @@ void expand_v4(const uint8_t* scales, const uint8_t* in, int head_dim, const Exp
 
 void expand_k4(const uint8_t* scales, const uint8_t* in, int head_dim, const Expanded& out) {
     for (int i = 0; i < kBlockTokens; i++) out.k_scale[i] = 1.0f;
-    const auto half = [&](int at) {
+    const auto least_of = [scales](int channel) {
         uint16_t bits;
-        std::memcpy(&bits, scales + 2 * at, sizeof bits);
+        std::memcpy(&bits, scales + 2 * channel, sizeof bits);
         return splat(value_of_half(bits));
     };
+    const auto scale_of = [&](int channel) { return splat(scale_of_code(scales[2 * head_dim + channel])); };
     for (int i = 0; i < head_dim / 2; i++) {
-        const f32x16 scale[2] = {half(2 * i), half(2 * i + 1)};
-        const f32x16 least[2] = {half(head_dim + 2 * i), half(head_dim + 2 * i + 1)};
+        const f32x16 scale[2] = {scale_of(2 * i), scale_of(2 * i + 1)};
+        const f32x16 least[2] = {least_of(2 * i), least_of(2 * i + 1)};
         for (int tile = 0; tile < kTiles; tile++) {
             const auto x = __builtin_convertvector(load<u8x16>(in + (i + tile * head_dim / 2) * kTileTokens), i32x16);
             const f32x16 even = madd(__builtin_convertvector(x & 15, f32x16), scale[0], least[0]);

@@ -58,7 +58,7 @@ CODECS = {
         Codec("f32", 32, 32, head_reusable=True),
         Codec("int8", 8, 8, head_reusable=False, k_token_scale=2, v_token_scale=2),
         Codec("k8v4", 8, 4, head_reusable=False, k_token_scale=2, v_token_scale=2),
-        Codec("int4", 4, 4, head_reusable=False, k_channel_scale=4, v_token_scale=2),
+        Codec("int4", 4, 4, head_reusable=False, k_channel_scale=3, v_token_scale=2),
     )
 }
 """In the order of their numbers in the native half (`enum class Codec` in native/codecs.h)."""

@@ -19,7 +19,7 @@ ROUNDING = {"int8": (0.011, 0.011), "k8v4": (0.011, 0.11), "int4": (0.13, 0.11)}
 
 
 def tolerance(isa: str, codec: str) -> float:
-    """Queries and probabilities are bf16 with avx512; a value at a tie may go to the other step, a wide one with int4."""
+    """Queries and probabilities are bf16 with avx512; a value at a tie may go to another step, wide in int4."""
     return (6e-3 if isa == "avx512" else 1e-3) + (5e-3 if codec == "int4" else 1e-3)
 
 
@@ -66,7 +66,7 @@ def test_block_bytes_is_what_the_planner_counts(codec: str, layers: int, kv_head
 def test_bytes_of_a_token() -> None:
     bf16 = _native.block_bytes("bf16", 30, 3, 64)
     share = {codec: _native.block_bytes(codec, 30, 3, 64) / bf16 for codec in ENCODED}
-    assert share["int8"] <= 0.52 and share["k8v4"] <= 0.41 and share["int4"] <= 0.30
+    assert share["int8"] <= 0.52 and share["k8v4"] <= 0.41 and share["int4"] <= 0.282
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -76,7 +76,9 @@ def int8_tokens(x: AnyFloats) -> Floats:
 def int4_channels(k: AnyFloats) -> Floats:
     """k [32, kv_heads, dim], one block, as 4 bits with a scale and a least value per channel hold it."""
     least = _half(k.min(0, keepdims=True))
-    scale = _scale((k.max(0, keepdims=True) - least) / 15.0)
+    step = np.clip((k.max(0, keepdims=True) - least) / 15.0, 2.0**-20, 1.875 * 2.0**11)
+    exponent = np.floor(np.log2(step))  # scales have three bits of mantissa, rounded up
+    scale = np.minimum(np.ceil(step / 2.0 ** (exponent - 3)) * 2.0 ** (exponent - 3), 1.875 * 2.0**11)
     return round_bf16(np.clip(np.rint((k - least) / scale), 0, 15) * scale + least)
 
 
