@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from tests.server.conftest import Running
 from tests.server.fake import FakeServes
 
 from tenure.events import RequestDone, RequestQueued
 from tenure.server.misses import ADVICE, Misses
 from tenure.types import Miss, MissReason, Receipt, Timings, Usage
+
+
+@pytest.fixture
+def server(serve: Callable[..., Running]) -> Running:
+    """One of its own: the sums are those of everything a server was asked."""
+    return serve()
 
 
 def tell(server: Running, name: str, reason: MissReason | None, computed: int, session: str | None = None) -> None:
