@@ -165,6 +165,7 @@ class FakeServes:
         self.state = Health(True, True, None)
         self.dropped = 3
         self.waiting = 2
+        self.overflow: Overflow = "refuse"
         self.tenants: tuple[TenantView, ...] = ()
         self.planned: Request | None = None
         self.talks: list[ConversationView] = []
@@ -249,7 +250,7 @@ class FakeServes:
             leaked_blocks=0,
             eviction="lru",
             pressure="pause",
-            overflow="refuse",
+            overflow=self.overflow,
             tenants=self.tenants,
         )
 

@@ -193,6 +193,14 @@ def test_what_several_prompts_forgot_is_told_of_all(server: Running) -> None:
     assert ends == [2 * CONTEXT - CONTEXT // 2, 3 * CONTEXT - CONTEXT // 2]
 
 
+def test_counting_tokens_counts_all_of_them(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.fake, "overflow", "trim")
+    whole = server.http.post("/tokenize", json={"messages": LONG}).json()["count"]
+    assert whole > CONTEXT
+    assert server.http.post("/tokenize", json={"messages": LONG, "overflow": "trim"}).json()["count"] < CONTEXT
+    assert server.chat(messages=LONG, max_tokens=1).json()["kv"]["forgotten"], "the server's default"
+
+
 def test_contradictions_and_unknown_values_are_refused(server: Running) -> None:
     for body in ({"overflow": "slide", "truncation": "auto"}, {"overflow": "rolling"}, {"truncation": True}):
         reply = server.chat(**body)

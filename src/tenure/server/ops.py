@@ -90,6 +90,8 @@ class Ops:
             refuse_unbuilt(fields, CHAT)
             body = chat = validate(TokenizeChatBody, fields)
             check_model(serves, chat.model)
+            if chat.overflow is None and chat.truncation is None:  # whoever counts tokens wants all of them
+                chat = chat.model_copy(update={"overflow": "refuse"})
             tokens = list(render(serves, chat, caller).tokens)
         else:
             body = plain = validate(TokenizeBody, fields)
