@@ -22,6 +22,7 @@ from tenure.types import (
     LimitCause,
     Logprob,
     Miss,
+    Overflow,
     Piece,
     Pin,
     PinReceipt,
