@@ -108,7 +108,8 @@ def ladder(text: str) -> Ladder:
 
 def _policy(word: str, name: str, codec: str | None) -> PressurePolicy:
     if name == "recode":
-        raise ConfigError("pressure", f"pressure step {word!r} needs a quantised codec; this build has none")
+        needs = "needs a quantised codec that held blocks can be recoded to; this build cannot do that yet"
+        raise ConfigError("pressure", f"pressure step {word!r} {needs}")
     if name not in STEPS or codec is not None:
         raise ConfigError("pressure", f"unknown pressure policy {word!r}; known: {KNOWN}")
     return STEPS[name]()
