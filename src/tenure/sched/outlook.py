@@ -35,27 +35,31 @@ class Outlook:
     def start_s(self, running: Iterable[Sequence], waiting: Iterable[Sequence], available: int, needed: int) -> float:
         """Seconds until one that needs `needed` blocks starts behind all of `waiting`, when `available` blocks are free
         or evictable now."""
-        ends: list[tuple[float, int]] = []
-        ms = 0.0
+        costs = self._costs
+        ends: list[tuple[float, int, float]] = []
+        """Of those that run: the token at which each ends, the blocks it has then, the weight of its rows."""
+        ms = at = 0.0
+        played = behind = 0
         for seq in running:
             left = self._left(seq)
             held = 0 if seq.lease is None else len(seq.lease.blocks)
             final = max(held, self._blocks(len(seq.tokens) + left))
             available -= final - held
-            ends.append((left, final))
+            ends.append((left, final, costs.weight(len(seq.tokens))))
             if seq.phase is Phase.PREFILL:
-                ms += self._costs.prefill * seq.pending
+                ms += costs.prefill * costs.weight(seq.computed, seq.pending)
         heapify(ends)
-        at, played, behind = 0.0, 0, 0
+        weight = sum(end[2] for end in ends)
 
         def free(wants: int) -> None:
             """Play on until a slot and so many blocks are free."""
-            nonlocal ms, at, available
+            nonlocal ms, at, available, weight
             while ends and (len(ends) >= self._max_seqs or wants > available):
-                end, freed = heappop(ends)
-                ms += (end - at) * self._costs.predict(len(ends) + 1, 0.0)
+                end, freed, less = heappop(ends)
+                ms += (end - at) * costs.predict(weight, 0.0)
                 at = end
                 available += freed
+                weight -= less
 
         for seq in waiting:
             if played == MOST:
@@ -65,9 +69,11 @@ class Outlook:
             left = self._left(seq)
             wants = self._blocks(len(seq.tokens) + left)
             free(wants)
-            ms += self._costs.prefill * (1 if seq.index else seq.pending)
+            ms += costs.prefill * costs.weight(0, 1 if seq.index else seq.pending)
             available -= wants
-            heappush(ends, (at + left, wants))
+            more = costs.weight(len(seq.tokens))
+            weight += more
+            heappush(ends, (at + left, wants, more))
         free(needed)
         return 1e-3 * ms * (1.0 + behind / max(1, played))
 
