@@ -128,6 +128,18 @@ def test_reasoning_that_comes_back_is_reused_and_what_is_stripped_is_told(engine
     assert second.receipt.cached_tokens < first.receipt.cached_tokens
 
 
+def test_calls_that_are_no_json_or_far_too_deep_come_back_as_they_are(engine: Engine) -> None:
+    for arguments in ("{", "", "[1]", '{"a":' * 100_000 + "1" + "}" * 100_000):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        prompt = render(engine, [*ASK, {"role": "assistant", "tool_calls": [call]}], None)
+        assert prompt.tokens
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest):
+        engine.render(ASK, session_id=None, scope=Scope("m"), tools=[{"function": {"name": "f", "parameters": deep}}])
+
+
 def test_prompts_that_open_reasoning_are_seen() -> None:
     template = ChatTemplate("{{ messages[0].content }}</think>{% if add_generation_prompt %}<think>\n{% endif %}", {})
     prompt = Chats(template, model().tokenizer).render(ASK, (), None, Scope("m"))

@@ -103,6 +103,18 @@ def test_malformed_tools_are_named(server: Running, body: dict[str, Any], param:
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
+def test_what_is_nested_too_deeply_is_refused(server: Running) -> None:
+    can(server)
+    for depth in (90, 120, 500, 900, 980, 985, 990, 2000):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        tool = f'[{{"type": "function", "function": {{"name": "f", "parameters": {deep}}}}}]'
+        for field, value in (("guided_json", deep), ("structured_outputs", f'{{"json": {deep}}}'), ("tools", tool)):
+            body = f'{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {value}}}'
+            reply = server.http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+            assert reply.status_code == (200 if depth == 90 else 400), (depth, field, reply.text)
+            assert depth == 90 or "deep" in reply.json()["error"]["message"]
+
+
 def test_tools_and_their_history_reach_the_template(server: Running) -> None:
     can(server)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1,  "a": 2}'}}

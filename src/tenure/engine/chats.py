@@ -99,6 +99,6 @@ def _parsed(message: Message) -> Message:
 def _with_object(function: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:  # what the model wrote and the client sends back need not be JSON
+    except (ValueError, RecursionError):  # what the model wrote and the client sends back need not be JSON
         return function
     return {**function, "arguments": arguments} if isinstance(arguments, dict) else function

@@ -94,7 +94,7 @@ class ChatTemplate:
         values = {"tools": None, "documents": None, **self._special, **kwargs}
         try:
             return self._compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **values)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             # A template fails on messages it was not written for in whatever way Python has.
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
 

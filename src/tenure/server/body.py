@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tenure.errors import InvalidRequest
 
 M = TypeVar("M", bound=BaseModel)
+MAX_DEPTH = 100
 MAX_VALUES = 1_000_000
 """Brackets and commas of a body, those in its strings included: each may become an object 20 times its size, and the
 parser lets no other thread run meanwhile."""
@@ -42,6 +43,20 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object")
     return value
+
+
+def check_depth(value: Any, param: str) -> None:
+    """Raise InvalidRequest when objects and lists lie in each other more than MAX_DEPTH deep: nothing that reads such a
+    value by recursion, here or in a template, may meet its end in it."""
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(f"{param}: is nested more than {MAX_DEPTH} deep", param=param, limit=MAX_DEPTH)
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict | list):
+                inner.extend(one.values() if isinstance(one, dict) else one)
+        level, depth = inner, depth + 1
 
 
 def validate(kind: type[M], value: dict[str, Any]) -> M:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenure.errors import InvalidRequest
+from tenure.server.body import check_depth
 from tenure.server.serves import Serves
 from tenure.types import Guide
 
@@ -21,6 +22,7 @@ def read_guide(serves: Serves, fields: Mapping[str, Any]) -> Guide | None:
     found: list[tuple[str, Guide]] = []
     for name in FIELDS:
         value = fields.get(name)
+        check_depth(value, name)
         guide = None if value is None else _read(name, value)
         if guide is not None:
             found.append((name, guide))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.errors import InvalidRequest
+from tenure.server.body import check_depth
 from tenure.server.guides import check_guide
 from tenure.server.serves import Serves
 from tenure.types import Guide
@@ -29,6 +30,7 @@ def read_offer(serves: Serves, fields: Mapping[str, Any]) -> Offer:
     tools, choice = fields.get("tools") or [], fields.get("tool_choice")
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools: must be a list of at most {MAX_TOOLS} tools", param="tools")
+    check_depth(tools, "tools")
     named = _choice(choice)
     for number, tool in enumerate(tools):
         _check(tool, f"tools[{number}]")
