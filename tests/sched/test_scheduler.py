@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.sched.fake import SCOPE, World, answer
+from tests.sched.fake import SCOPE, Setup, World, answer
 
 from tenure.cache.lease import LeaseId
 from tenure.cache.plan import Match
@@ -46,6 +46,7 @@ ASKS = st.tuples(PROMPTS, st.integers(1, 9), st.integers(1, 3), st.integers(0, 2
     blocks=st.integers(9, 24),
     batch=st.sampled_from([1, 3, 8, 64]),
     seqs=st.integers(1, 6),
+    setup=st.sampled_from([Setup("pause"), Setup("pause@95%", "gittins"), Setup("pause@50%", ghosts=5)]),
 )
 def test_answers_do_not_depend_on_company(
     asks: list[tuple[list[int], int, int, int]],
@@ -54,8 +55,9 @@ def test_answers_do_not_depend_on_company(
     blocks: int,
     batch: int,
     seqs: int,
+    setup: Setup,
 ) -> None:
-    world = World(blocks, 4, seqs=seqs, batch=batch)
+    world = World(blocks, 4, seqs=seqs, batch=batch, setup=setup)
     cancelled: set[str] = set()
     steps = 0
 
