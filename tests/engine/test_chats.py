@@ -142,6 +142,6 @@ def test_calls_that_are_no_json_or_far_too_deep_come_back_as_they_are(engine: En
 
 def test_prompts_that_open_reasoning_are_seen() -> None:
     template = ChatTemplate("{{ messages[0].content }}</think>{% if add_generation_prompt %}<think>\n{% endif %}", {})
-    prompt = Chats(template, model().tokenizer).render(ASK, (), None, Scope("m"))
+    prompt = Chats(template, model().tokenizer).render(ASK, {}, None, Scope("m"))
     assert prompt.reader is not None
     assert read_whole("Hm.\n</think>\nYes", prompt.reader()) == ("Hm.", "Yes", [])  # type: ignore[arg-type]

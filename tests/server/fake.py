@@ -175,6 +175,7 @@ class FakeServes:
         self.reader: Callable[[], Reader] | None = None
         self.rendered: list[Mapping[str, Any]] = []
         self.offered: list[Mapping[str, Any]] = []
+        self.told: dict[str, Any] = {}
 
     @property
     def live(self) -> list[FakeHandle]:
@@ -187,8 +188,9 @@ class FakeServes:
         session_id: str | None,
         scope: Scope,
         tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt:
-        self.rendered, self.offered = list(messages), list(tools)
+        self.rendered, self.offered, self.told = list(messages), list(tools), dict(kwargs or {})
         tokens: list[Token] = [BOS]
         spans = []
         for number, message in enumerate(messages):

@@ -135,6 +135,14 @@ def test_tools_and_their_history_reach_the_template(server: Running) -> None:
     assert sampling.guide is None
 
 
+def test_what_the_template_is_told(server: Running) -> None:
+    assert server.chat(chat_template_kwargs={"enable_thinking": False, "tone": "dry"}).status_code == 200
+    assert server.fake.told == {"enable_thinking": False, "tone": "dry"}
+    for wrong in ([], {"a b": 1}, {"messages": "x"}, {"x": {}}, {str(i): 1 for i in range(17)}, {"tokenizer": 1}):
+        reply = server.chat(chat_template_kwargs=wrong)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
 def test_tool_choice(server: Running) -> None:
     can(server)
     for choice, offered, guide in (

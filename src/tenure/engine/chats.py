@@ -40,21 +40,23 @@ class Chats:
         self.sessions = Sessions(tokenizer, read=self.read)
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], session_id: str | None, scope: Scope
+        self, messages: Sequence[Message], kwargs: Mapping[str, Any], session_id: str | None, scope: Scope
     ) -> Prompt:
-        """Template and tokenise. With a session, its own earlier answers are spliced in by their exact ids."""
+        """Template and tokenise; `kwargs` are what the template is told beside the messages.
+
+        With a session, its own earlier answers are spliced in by their exact ids.
+        """
         turns = {} if session_id is None else self.sessions.turns(session_id, scope, messages)
         parsed = [_parsed(message) for message in messages]
-        kwargs: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
         if turns:
             ids, ranges = self._template.render_turns_spans(parsed, turns, self._tokenizer, **kwargs)
         else:
             ids, ranges = self._template.render_spans(parsed, self._tokenizer, **kwargs)
         spans = tuple(Span(start, end, message) for message, (start, end) in enumerate(ranges))
-        if not tools and not self._thinks:
+        if not kwargs.get("tools") and not self._thinks:
             return Prompt(tuple(ids), spans)
         opened = self._thinks and opens_reasoning(self._tokenizer.decode(ids[-_TAIL:], skip_special=False))
-        style = self.style if tools else None
+        style = self.style if kwargs.get("tools") else None
         return Prompt(tuple(ids), spans, reader=partial(AnswerReader, style, thinks=self._thinks, opened=opened))
 
     def guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:

@@ -210,9 +210,10 @@ class Engine(PythonApi):
         session_id: str | None,
         scope: Scope,
         tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """Template and tokenise a chat. With a session, its own earlier answers are spliced in by their exact ids."""
-        return self._chats.render(messages, tools, session_id, scope)
+        return self._chats.render(messages, {"tools": list(tools) or None, **(kwargs or {})}, session_id, scope)
 
     def call_guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:
         """A guide that lets an answer be nothing but calls of `tools`. InvalidRequest when the template has none."""

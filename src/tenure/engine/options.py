@@ -52,6 +52,8 @@ class Options(TypedDict, total=False):
     """Only requests with the same salt share blocks."""
     tools: Sequence[Mapping[str, Any]]
     """Of a chat: what the model may call, as OpenAI's tool objects."""
+    template: Mapping[str, Any]
+    """Of a chat: what else its template is told, such as `enable_thinking`."""
 
 
 @dataclass(frozen=True, slots=True)

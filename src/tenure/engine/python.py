@@ -104,6 +104,7 @@ class PythonApi(ABC):
         session_id: str | None,
         scope: Scope,
         tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt: ...
 
     @abstractmethod
@@ -121,7 +122,8 @@ class PythonApi(ABC):
             prompt = Prompt(tuple(given), ())  # type: ignore[arg-type]  # just seen to be ints
         elif given and all(isinstance(message, Mapping) for message in given):
             tools = options.get("tools", ())
-            prompt = self.render(given, session_id=session, scope=scope, tools=tools)  # type: ignore[arg-type]
+            told = options.get("template")
+            prompt = self.render(given, session_id=session, scope=scope, tools=tools, kwargs=told)  # type: ignore[arg-type]
         else:
             raise InvalidRequest("prompt: must be text, token ids or messages, and not empty", param="prompt")
         request = Request(

@@ -36,6 +36,11 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Int32 = Annotated[int, Field(ge=-INT32, lt=INT32)]
 MAX_MESSAGES = 10_000
+MAX_KWARGS = 16
+TAKEN = frozenset(
+    {"self", "messages", "tools", "turns", "tokenizer", "add_generation_prompt", "bos_token", "eos_token"}
+)
+"""Names that the template is told by others."""
 NO_OFFER = Offer()
 
 
@@ -195,6 +200,19 @@ class ChatBody(CommonBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: Any = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _kwargs(cls, value: Any) -> dict[str, Any] | None:
+        if value is not None and (not isinstance(value, dict) or len(value) > MAX_KWARGS):
+            raise ValueError(f"must be an object of at most {MAX_KWARGS} values")
+        for name, given in (value or {}).items():
+            if not isinstance(given, str | bool | int | float | None):
+                raise ValueError("may hold texts, numbers, true, false and null only")
+            if not name.isidentifier() or name in TAKEN:
+                raise ValueError(f"may not hold {name!r:.64}")
+        return value
 
 
 class CompletionBody(CommonBody):
@@ -317,7 +335,9 @@ def render(
     session = session_of(body, caller)
 
     def rendered(messages: Sequence[Mapping[str, Any]]) -> Prompt:
-        return serves.render(messages, session_id=session, scope=scope, tools=offer.tools)
+        return serves.render(
+            messages, session_id=session, scope=scope, tools=offer.tools, kwargs=body.chat_template_kwargs
+        )
 
     messages = [message.for_template() for message in body.messages]
     odd = next((n for n, m in enumerate(body.messages) if m.role == "tool" or m.tool_calls), None)

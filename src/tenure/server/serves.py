@@ -90,8 +90,12 @@ class Serves(Protocol):
         session_id: str | None,
         scope: Scope,
         tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt:
-        """Template and tokenise a chat. With a session, its own earlier answers are spliced in by their exact ids."""
+        """Template and tokenise a chat; the template is told `tools` and `kwargs`.
+
+        With a session, its own earlier answers are spliced in by their exact ids.
+        """
         ...
 
     def call_guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:

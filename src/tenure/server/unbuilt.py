@@ -62,7 +62,6 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "documents": ([],),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
 }
 
 COMPLETION: dict[str, tuple[Any, ...]] = {
