@@ -49,6 +49,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.naive = Naive(self.pool, self.size, self.codec.head_reusable)
         self.live: list[Sequence] = []
         self.past: list[Tokens] = []
+        self.pinned: list[tuple[Lease, Tokens]] = []
         self.arena: dict[int, list[Tokens]] = {i: [()] * self.size for i in range(self.pool)}
         """What each slot of each block holds: the prefix its K and V were computed from."""
         self.now = 0.0
@@ -137,6 +138,27 @@ class CacheMachine(RuleBasedStateMachine):
         first = next((name[1] for name in mine[valid // self.size :] if not held[name].holders), None)
         for name in [n for n in held if first and n[0] == seq.scope and n[1][: len(first)] == first]:
             del held[name]
+
+    @precondition(lambda self: self.past)
+    @rule(data=st.data(), scope=st.sampled_from(SCOPES))
+    def pin(self, data: st.DataObject, scope: Scope) -> None:
+        tokens = data.draw(st.sampled_from(self.past))
+        path, _ = self.naive.reuse(scope.tenant, tokens)
+        lease = self.cache.hold(scope, tokens, self.tick())
+        assert (lease is None) == (not path)
+        if lease is not None:
+            assert lease.committed_tokens == self.size * len(path)
+            self.naive.private[lease.id] = 0
+            for name in path:
+                self.naive.held[name].holders.add(lease.id)
+            self.pinned.append((lease, tokens))
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        lease, tokens = self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1)))
+        self.cache.release(lease, tokens, lease.committed_tokens, self.tick(), "unpinned")
+        self.leave(lease.id)
 
     @rule()
     def drop(self) -> None:
@@ -271,6 +293,8 @@ class CacheMachine(RuleBasedStateMachine):
             self.verify(seq)
 
     def teardown(self) -> None:
+        for lease, tokens in self.pinned:
+            self.cache.release(lease, tokens, lease.committed_tokens, self.tick(), "unpinned")
         for seq in self.live:
             self.cache.release(seq.lease, seq.tokens, seq.computed, self.tick(), "end")
         assert self.cache.counts().leased == 0
