@@ -57,14 +57,21 @@ class Budget:
 
 def budget(settings: Settings, machine: Machine) -> Budget:
     """The budget the settings ask for on this machine. BudgetError when it is larger than the machine."""
+    granted = budget_unchecked(settings, machine)
+    if settings.kv_cache_memory_bytes is not None:
+        _fits("kv_cache_memory_bytes", granted.kv_cache_bytes or 0, machine)
+    elif settings.memory is not None:
+        _fits("memory", granted.memory_bytes or 0, machine)
+    return granted
+
+
+def budget_unchecked(settings: Settings, machine: Machine) -> Budget:
+    """The same, though this machine may be too small: to plan for another one."""
     if settings.kv_cache_memory_bytes is not None:
         size = settings.kv_cache_memory_bytes.resolve(machine.total_bytes)
-        _fits("kv_cache_memory_bytes", size, machine)
         return Budget(None, size, f"--kv-cache-memory-bytes {settings.kv_cache_memory_bytes}, weights beside it")
     if settings.memory is not None:
-        size = settings.memory.resolve(machine.total_bytes)
-        _fits("memory", size, machine)
-        return Budget(size, None, f"--memory {settings.memory}")
+        return Budget(settings.memory.resolve(machine.total_bytes), None, f"--memory {settings.memory}")
     quarter = machine.available_bytes // 4
     if quarter < DEFAULT_BUDGET:
         return Budget(quarter, None, "a quarter of the available memory; --memory changes it")

@@ -1,0 +1,1 @@
+"""What is measured live on a loaded model: quality, speed, and the explanation made of both; and how it is drawn."""

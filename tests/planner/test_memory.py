@@ -1,0 +1,112 @@
+"""The planner's answer is the allocator's: to the byte, for every codec, with and without a shared prefix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.models.test_architectures import CASES, build
+from tests.models.test_loader import save
+
+from tenure import models
+from tenure.engine.settings import EngineSettings, plan_memory
+from tenure.errors import BudgetError, ConfigError
+from tenure.models.anatomy import anatomy
+from tenure.planner.anatomy import Anatomy, Kind, Matrix
+from tenure.planner.memory import CODEC_NAMES, Room, Wish, most, plan
+from tenure.spec import CODECS, KvGeometry, ModelShape
+
+SHAPE = ModelShape(30, 576, 9, 3, 64, 1536, 49152, 8192)
+GEOMETRY = KvGeometry.of(SHAPE)
+SMALL = Anatomy("small", "x", 8192, (Kind("full", 30, GEOMETRY),), (Matrix(1024, 1024),), served=GEOMETRY)
+
+
+@given(st.integers(1, 400), st.sampled_from(sorted(CODECS)), st.integers(0, 300), st.integers(1, 300))
+@settings(deadline=None, max_examples=150)
+def test_the_pool_is_the_allocators(mib: int, name: str, shared: int, more: int) -> None:
+    room = Room(SMALL, name, mib << 20)
+    try:
+        budget = plan_memory(EngineSettings(kv_cache_bytes=mib << 20, kv_codec=name), SHAPE, 0)
+    except BudgetError:
+        assert room.conversations(shared + more) == 0
+        return
+    layout = budget.layout
+    assert room.tokens() == budget.blocks * 32
+    count = room.conversations(shared + more, shared)
+
+    def slabs(conversations: int) -> int:
+        """As the allocator fills them: a slab is of one kind, its last one part full."""
+        length, common = shared + more, shared // 32
+        if not layout.staged:
+            return common + conversations * max(1, -(-length // 32) - common)
+        stored = common + conversations * (length // 32 - common)
+        return -(-stored // layout.slots[0]) + -(-conversations // layout.slots[1])
+
+    most_slabs = layout.slabs if layout.staged else layout.blocks
+    assert count == 0 or slabs(count) <= most_slabs
+    assert slabs(count + 1) > most_slabs
+    assert room.conversations(shared + more) == layout.conversations(shared + more)
+
+
+@pytest.mark.parametrize("family", [name for name in CASES if " " not in name])
+@pytest.mark.parametrize("weights", ["auto", "f32", "int8", "int4"])
+def test_weights_and_blocks_of_every_family(family: str, weights: str, tmp_path: Path) -> None:
+    directory = save(tmp_path, build(family))
+    planned = anatomy(str(directory))
+    loaded = models.load(str(directory), weights=weights)  # type: ignore[arg-type]  # one of Weights
+    assert planned.weight_bytes(weights) == loaded.weight_bytes
+    assert planned.context_length == loaded.shape.context_length
+    assert planned.served == KvGeometry.of(loaded.shape)
+    for name in CODECS:
+        assert planned.served is not None
+        budget = plan_memory(EngineSettings(kv_cache_bytes=1 << 20, kv_codec=name), loaded.shape, loaded.weight_bytes)
+        kinds = sum(kind.geometry.block_bytes(name) for kind in planned.kinds if kind.geometry is not None)
+        assert budget.block_bytes == kinds
+        assert Room(planned, name, 1 << 20).tokens() == budget.blocks * 32
+
+
+def test_the_real_model() -> None:
+    source = str(models.find_default())
+    planned, loaded = anatomy(source), models.load(source)
+    assert planned.weight_bytes() == loaded.weight_bytes
+    made = plan(planned, Wish(context=2048, memory_bytes=1 << 30))
+    assert made.weights_bytes == loaded.weight_bytes
+    for name in CODEC_NAMES:
+        budget = plan_memory(EngineSettings(memory_bytes=1 << 30, kv_codec=name), loaded.shape, loaded.weight_bytes)
+        assert made.codecs[name].tokens == budget.blocks * 32
+        assert made.codecs[name].conversations == budget.layout.conversations(2048)
+    assert made.codecs["bf16"].bytes_per_token == 23_040
+    gain = made.codecs["int4"].conversations / made.codecs["bf16"].conversations
+    assert gain >= 3.3
+
+
+def test_limits_that_bind() -> None:
+    weights = SMALL.weight_bytes()
+    assert plan(SMALL, Wish(context=512, memory_bytes=weights)).binding_limit == "weights"
+    assert plan(SMALL, Wish(context=8192, memory_bytes=weights + (4 << 20))).binding_limit == "kv_memory"
+    assert plan(SMALL, Wish(context=9000, memory_bytes=1 << 30)).binding_limit == "context"
+    assert plan(SMALL, Wish(context=9000, memory_bytes=1 << 30)).context == 8192
+    assert plan(SMALL, Wish(context=128, memory_bytes=1 << 30, max_num_seqs=4)).binding_limit == "max_num_seqs"
+    made = plan(SMALL, Wish(context=512, memory_bytes=weights - 5))
+    assert "5 more than the budget" in made.binding
+    assert made.codecs["int8"].conversations == 0
+    assert made.codecs["int8"].tokens == 0
+
+
+def test_contradictions_are_refused() -> None:
+    for wish, words in (
+        (Wish(context=512), "either"),
+        (Wish(context=512, memory_bytes=1, kv_bytes=1), "either"),
+        (Wish(context=0, kv_bytes=1), "at least 1"),
+        (Wish(context=64, shared_prefix=65, kv_bytes=1), "longer than the context"),
+        (Wish(context=64, kv_bytes=1, codecs=("int3",)), "int3"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            plan(SMALL, wish)
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000))
+def test_most(high: int, limit: int) -> None:
+    assert most(high, lambda n: n <= limit) == min(high, limit)
