@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from tenure.cache.history import History
+from tenure.cache.history import History, Past
 from tenure.cache.plan import Ask, Shortfall
 from tenure.errors import NotFound
 from tenure.events import ConversationChanged, FactLog
@@ -24,12 +24,17 @@ MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class _Talk:
-    """A conversation as it was or is: the newest tokens, and who computes on it right now."""
+    """A conversation as it was or is: the newest of its sequences, and who computes on it right now."""
 
     scope: Scope
-    tokens: Many[Token]
+    newest: Past | Sequence
     at: float
     live: tuple[Sequence, ...] = ()
+
+    @property
+    def tokens(self) -> Many[Token]:
+        """Of the newest sequence; history unpacks them only when they are asked for."""
+        return self.newest.tokens
 
 
 class Desk:
@@ -99,7 +104,8 @@ class Desk:
     def pin(self, tenant: str | None, name: str, ttl_s: float, now: float) -> PinReceipt:
         """Keep what is held of a conversation for `ttl_s` seconds."""
         talk = self._find(tenant, name)
-        return self._pins.grant(name, talk.scope, talk.tokens, Pin(len(talk.tokens), ttl_s), now)
+        tokens = talk.tokens
+        return self._pins.grant(name, talk.scope, tokens, Pin(len(tokens), ttl_s), now)
 
     def unpin(self, tenant: str | None, name: str, now: float) -> int:
         """End the conversation's pins; how many blocks they held."""
@@ -144,7 +150,7 @@ class Desk:
         found: dict[tuple[str, str], _Talk] = {}
         for past in self._history.all():  # the oldest first: later turns replace earlier ones
             if tenant is None or past.scope.tenant == tenant:
-                found[past.scope.tenant, past.name] = _Talk(past.scope, past.tokens, past.at)
+                found[past.scope.tenant, past.name] = _Talk(past.scope, past, past.at)
         for seq in self._scheduler.sequences():
             request = seq.job.request
             if tenant is not None and request.scope.tenant != tenant:
@@ -152,7 +158,7 @@ class Desk:
             name = seq.job.name
             before = found.get((request.scope.tenant, name))
             live = (*(before.live if before else ()), seq)
-            found[request.scope.tenant, name] = _Talk(request.scope, seq.tokens, float("inf"), live)
+            found[request.scope.tenant, name] = _Talk(request.scope, seq, float("inf"), live)
         return found
 
     def _find(self, tenant: str | None, name: str) -> _Talk:
@@ -162,7 +168,8 @@ class Desk:
         return max(found, key=lambda talk: talk.at)
 
     def _view(self, name: str, talk: _Talk, now: float) -> ConversationView:
-        match = self._cache.match(talk.scope, talk.tokens)
+        tokens = talk.tokens
+        match = self._cache.match(talk.scope, tokens)
         on_hold = (talk.scope.tenant, name) in self._scheduler.on_hold
         states = {STATES.get(seq.phase, "waiting") for seq in talk.live}
         size = self._cache.block_tokens
@@ -172,7 +179,7 @@ class Desk:
         return ConversationView(
             id=name,
             tenant=talk.scope.tenant,
-            tokens=len(talk.tokens),
+            tokens=len(tokens),
             held_tokens=computed,
             bytes={talk.scope.codec: blocks * self._scheduler.limits.block_bytes},
             idle_s=0.0 if talk.live else max(0.0, now - talk.at),
