@@ -84,6 +84,7 @@ async def squeeze(repetitions: int = 2) -> list[Row]:
         for room, times in walls.items():
             async with serving(room) as url:
                 endpoint = HttpEndpoint(url)
+                await endpoint.discover()
                 await endpoint.complete(generated()["warm"]["prompts"][0], 16)
                 figures = await measure(endpoint, workload, repetition)
                 times.append(figures["wall_s"])
@@ -112,6 +113,10 @@ class Load:
         self.done: list[tuple[float, float, int]] = []
         """When each request was sent, when it ended, and its tokens; of those that were served."""
         self.refused = 0
+
+    async def begin(self) -> None:
+        """Ask for the model's name."""
+        await self._endpoint.discover()
 
     async def one(self) -> None:
         prompt = [self._rng.randrange(100, 40_000) for _ in range(PROMPT)]
@@ -150,6 +155,7 @@ async def overload(seconds: float) -> list[Row]:
     flags = ("--max-num-seqs", str(SEATS), "--max-num-queued-reqs", str(SEATS))
     async with serving(SEATS * 2 * (PROMPT + ANSWER), *flags) as url:
         calm = Load(url, seed=1)
+        await calm.begin()
         await calm.closed(SEATS, 3.0)  # to warm up
         calm.done.clear()
         began = time.perf_counter()
@@ -159,6 +165,7 @@ async def overload(seconds: float) -> list[Row]:
         starts = Starts(url)
         following = asyncio.create_task(starts.follow())
         storm = Load(url, seed=2)
+        await storm.begin()
         began = time.perf_counter()
         await storm.opened(OVERLOAD * most / ANSWER, seconds)
         warm = 2 * latency
@@ -207,6 +214,8 @@ async def shares(seconds: float) -> list[Row]:
             flags = ("--tenants", str(file), "--api-key", "boss", "--max-num-seqs", str(SEATS))
             async with serving(SEATS * 2 * (PROMPT + ANSWER), *flags) as url:
                 loads = [Load(url, f"sk-t{i}", seed=i) for i in range(2)]
+                for load in loads:
+                    await load.begin()
                 work = [asyncio.create_task(load.closed(2 * SEATS, seconds + 5)) for load in loads]
                 await asyncio.sleep(5.0)
                 before = await _service(url)
