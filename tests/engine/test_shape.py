@@ -181,24 +181,26 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize("guide", IMPOSSIBLE, ids=lambda guide: guide.text[:20])
-def test_impossible_guides_are_refused_before_the_engine_sees_them(guide: Guide) -> None:
+def test_impossible_guides_are_refused_before_the_engine_sees_them() -> None:
     with watched(model()) as engine:
-        with pytest.raises(InvalidRequest) as refused:
-            engine.engine.check_guide(guide)
-        assert 3 < len(str(refused.value)) < 1000
-        with pytest.raises(InvalidRequest):
-            engine.engine.submit(engine.ask([1], guide=guide, ignore_eos=False))
+        for guide in IMPOSSIBLE:
+            with pytest.raises(InvalidRequest) as refused:
+                engine.engine.check_guide(guide)
+            assert 3 < len(str(refused.value)) < 1000
+            with pytest.raises(InvalidRequest):
+                engine.engine.submit(engine.ask([1], guide=guide, ignore_eos=False))
+        assert engine.engine.stats().steps == 0
 
 
 def test_contradictions_are_refused() -> None:
     guide = Guide("regex", "a")
-    for fields in (
-        {"guide": guide}, {"guide": guide, "ignore_eos": False, "min_tokens": 2}, {"logit_bias": ((10**9, 1.0),)},
-        {"logit_bias": ((-1, 1.0),)}, {"repetition_penalty": 0.0}, {"min_p": 1.5},
-    ):  # fmt: skip
-        with watched(model()) as engine, pytest.raises(InvalidRequest):
-            engine.engine.submit(engine.ask([1], **fields))
+    with watched(model()) as engine:
+        for fields in (
+            {"guide": guide}, {"guide": guide, "ignore_eos": False, "min_tokens": 2}, {"logit_bias": ((10**9, 1.0),)},
+            {"logit_bias": ((-1, 1.0),)}, {"repetition_penalty": 0.0}, {"min_p": 1.5},
+        ):  # fmt: skip
+            with pytest.raises(InvalidRequest):
+                engine.engine.submit(engine.ask([1], **fields))
 
 
 def test_a_guide_that_gives_up_fails_its_request_alone() -> None:
