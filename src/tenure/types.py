@@ -170,6 +170,8 @@ class Request:
     session_id: str | None = None
     spans: tuple[Span, ...] = ()
     pins: tuple[Pin, ...] = ()
+    exact: bool = False
+    """Nothing that was recoded, nor anything computed on top of it, may serve this request."""
     overflow: Overflow = "refuse"
     """`slide`: the answer goes on past the context. What concerns the prompt was settled before it came here."""
     forgotten: tuple[Forgotten, ...] = ()
@@ -182,6 +184,17 @@ class CopyOp:
 
     src: BlockId
     dst: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class RecodeOp:
+    """Write block `src` again over block `dst`, in the codec of its kind; both on the device."""
+
+    src: BlockId
+    dst: BlockId
+
+
+BlockOp = CopyOp | RecodeOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +291,7 @@ class StepPlan:
     """One pass over the model: first the copies, then the rows."""
 
     number: int
-    copies: tuple[CopyOp, ...]
+    copies: tuple[BlockOp, ...]
     rows: tuple[Rows, ...]
 
 

@@ -14,6 +14,7 @@ from tenure.policy.base import (
     BlockView,
     Load,
     Pause,
+    Recode,
     Refuse,
     RunningView,
     Shortfall,
@@ -177,6 +178,7 @@ class Nothing:
     """A step that never knows what to do."""
 
     name = "nothing"
+    codecs = ()
 
     def limit(self, total_blocks: int) -> int:
         return total_blocks
@@ -215,7 +217,7 @@ def test_the_gentlest_step_that_knows_what_to_do_is_taken() -> None:
         ("pause@90%,pause@90%", "thresholds must rise"),
         ("spill@90%", "unknown pressure policy 'spill@90%'; known: pause, recode:CODEC"),
         ("pause:int8@90%", "unknown pressure policy 'pause:int8@90%'"),
-        ("recode:int8@80%, pause@97%", "'recode:int8@80%' needs a quantised codec"),
+        ("recode:bf16@80%, pause@97%", "'recode:bf16@80%' needs a codec to recode to: int8, k8v4, int4"),
     ],
 )
 def test_the_ladder_says_what_is_wrong(text: str, words: str) -> None:
@@ -235,3 +237,13 @@ def test_policies_are_found_by_name(kind: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown {kind} policy 'nope'; .*known: {names}") as error:
         make("nope")
     assert error.value.param == kind
+
+
+def test_who_has_blocks_to_recode_is_recoded_before_anyone_is_paused() -> None:
+    steps = ladder("recode:int8@60%, pause@90%")
+    assert steps.codecs == ("int8",)
+    short = Shortfall(1, 4, 0, "growing")
+    load = replace(LOAD, free_blocks=30, evictable_blocks=0, total_blocks=100)
+    able = [view(1, 1.0), replace(view(2, 0.0), recodable_blocks=5)]
+    assert steps.relieve(short, able, load) == Recode(SeqId(2), "int8", 1, "growing")
+    assert isinstance(steps.relieve(short, [view(1, 1.0), view(2, 0.0)], load), Wait)

@@ -20,10 +20,11 @@ from tenure.cache.kvcache import KvCache
 from tenure.cache.lease import Grant, Lease
 from tenure.cache.plan import Ask, Plan, Shortfall
 from tenure.cache.pool import SlabPool
-from tenure.events import BlockStored, FactLog
+from tenure.cache.recode import RecodePlan
+from tenure.events import BlockGone, BlockStored, FactLog
 from tenure.policy.eviction import Lru
 from tenure.spec import ArenaLayout, codec
-from tenure.types import BlockId
+from tenure.types import BlockId, Fate
 
 B = 4
 Slot = tuple[int, ...]
@@ -43,16 +44,19 @@ class Live:
 
 
 class StagedMachine(RuleBasedStateMachine):
-    slabs = 6
+    """Stored as int8, staged as bf16; recoded to int4."""
+
+    layout = ArenaLayout(("int8", "bf16", "int4"), (50, 100, 25), 10, 200, True, slots=(4, 2, 8), first=(0, 40, 60))
 
     def __init__(self) -> None:
         super().__init__()
         self.facts = FactLog()
-        self.layout = layout(self.slabs)
-        self.cache = KvCache(self.layout, B, codec=codec("int8"), eviction=Lru(), facts=self.facts)
+        self.cache = KvCache(self.layout, B, codec=codec(self.layout.kinds[0]), eviction=Lru(), facts=self.facts)
         self.live: list[Live] = []
         self.past: list[Slot] = []
-        self.arena: dict[BlockId, list[Slot]] = {}
+        self.arena: dict[BlockId, list[tuple[Slot, bool]]] = {}
+        """For each token of each block the prefix it was computed from, and whether what it was computed on, or it
+        itself, had been recoded."""
         self.now = 0.0
 
     def tick(self) -> float:
@@ -61,17 +65,17 @@ class StagedMachine(RuleBasedStateMachine):
 
     # ---- rules
 
-    @rule(prompt=prompts, extra=st.integers(0, 5))
-    def start(self, prompt: Slot, extra: int) -> None:
-        ask = Ask(SCOPE, prompt, len(prompt) + extra)
+    @rule(prompt=prompts, extra=st.integers(0, 5), exact=st.booleans())
+    def start(self, prompt: Slot, extra: int, exact: bool) -> None:
+        ask = Ask(SCOPE, prompt, len(prompt) + extra, exact=exact)
         plan = self.plan(ask)
         if not isinstance(plan, Plan):
             assert self.live, f"nobody is there, but {ask} does not fit: {plan}"
             return
         grant = self.apply(plan)
-        assert grant.lease.open is not None and grant.lease.room >= ask.room
+        assert (grant.lease.open is not None) == self.layout.staged and grant.lease.room >= ask.room
         if plan.head is not None or plan.reused_tokens % B:
-            assert grant.lease.reused_tokens == self.cache.match(SCOPE, prompt[:-1]).tokens
+            assert grant.lease.reused_tokens == self.cache.match(SCOPE, prompt[:-1], exact=exact).tokens
         self.live.append(Live(grant.lease, list(prompt), grant.lease.reused_tokens))
         self.verify(self.live[-1])
 
@@ -79,7 +83,15 @@ class StagedMachine(RuleBasedStateMachine):
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), max_size=5))
     def start_next_turn(self, data: st.DataObject, more: list[int]) -> None:
         before = data.draw(st.sampled_from(self.past))
-        self.start(prompt=(*before[: data.draw(st.integers(1, len(before)))], *more), extra=1)
+        prompt = (*before[: data.draw(st.integers(1, len(before)))], *more)
+        self.start(prompt=prompt, extra=1, exact=data.draw(st.booleans()))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=9), exact=st.booleans())
+    def fork(self, data: st.DataObject, more: list[int], exact: bool) -> None:
+        """Somebody goes on from where another one is."""
+        seq = data.draw(st.sampled_from(self.live))
+        self.start(prompt=(*seq.tokens[: seq.computed], *more), extra=1, exact=exact)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), n=st.integers(0, 12), tail=st.booleans())
@@ -117,6 +129,28 @@ class StagedMachine(RuleBasedStateMachine):
         self.cache.release(seq.lease, seq.tokens, 0, self.tick(), "bad")
         self.live.remove(seq)
 
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), n=st.integers(1, 6))
+    def recode(self, data: st.DataObject, n: int) -> None:
+        seq = data.draw(st.sampled_from(self.live))
+        self.run(seq, len(seq.tokens))
+        seq.lease = self.cache.commit(seq.lease, seq.tokens, seq.computed, self.tick())
+        before = {other.lease.id: self.cache.codecs(other.lease, other.computed, other.computed) for other in self.live}
+        plan = self.cache.plan_recode(seq.lease, self.layout.kinds[-1], n, self.now)
+        if isinstance(plan, Shortfall):
+            return
+        made = self.cache.apply_recode(plan, "test", self.tick())
+        for op in made.ops:
+            self.arena[op.dst] = [(prefix, True) for prefix, _ in self.arena[op.src]]
+        newest = {lease.id: lease for lease in made.leases}
+        assert seq.lease.id in newest
+        for other in self.live:
+            other.lease = newest.get(other.lease.id, other.lease)
+            after = self.cache.codecs(other.lease, other.computed, other.computed)
+            assert sum(after.values()) == other.computed
+            assert (after != before[other.lease.id]) == (other.lease.id in newest)
+            assert not (other.lease.exact and other.lease.id in newest)
+
     @rule()
     def drop(self) -> None:
         self.cache.drop_unleased(self.tick())
@@ -142,22 +176,26 @@ class StagedMachine(RuleBasedStateMachine):
         return grant
 
     def run(self, seq: Live, upto: int) -> None:
-        """Compute positions [computed, upto) as the decoder does: into the open block, encoded when it is full."""
+        """Compute positions [computed, upto) as the decoder does: staged, and encoded when the block is full."""
         self.verify(seq)
-        assert seq.lease.open is not None
-        staged = self.arena.setdefault(seq.lease.open, [()] * B)
+        tainted = any(self.slot(seq, at)[1] for at in range(seq.computed))
         for at in range(seq.computed, upto):
-            staged[at % B] = tuple(seq.tokens[: at + 1])
-            if at % B == B - 1:
-                self.arena[seq.lease.blocks[at // B]] = list(staged)
+            block = seq.lease.blocks[at // B] if seq.lease.open is None else seq.lease.open
+            self.arena.setdefault(block, [((), False)] * B)[at % B] = (tuple(seq.tokens[: at + 1]), tainted)
+            if seq.lease.open is not None and at % B == B - 1:
+                self.arena[seq.lease.blocks[at // B]] = list(self.arena[block])
         seq.computed = max(seq.computed, upto)
+
+    def slot(self, seq: Live, at: int) -> tuple[Slot, bool]:
+        lease = seq.lease
+        block = lease.open if lease.open is not None and at // B == seq.computed // B else lease.blocks[at // B]
+        return self.arena[block][at % B]
 
     def verify(self, seq: Live) -> None:
         for at in range(seq.computed):
-            open_now = at // B == seq.computed // B
-            block = seq.lease.open if open_now else seq.lease.blocks[at // B]
-            assert block is not None
-            assert self.arena[block][at % B] == tuple(seq.tokens[: at + 1]), f"token {at} reads another's bytes"
+            prefix, tainted = self.slot(seq, at)
+            assert prefix == tuple(seq.tokens[: at + 1]), f"token {at} reads another's bytes"
+            assert not (tainted and seq.lease.exact), f"token {at} of an exact sequence reads what was recoded"
 
     @invariant()
     def holds(self) -> None:
@@ -177,16 +215,30 @@ class StagedMachine(RuleBasedStateMachine):
         assert self.cache.counts().free == self.layout.blocks
 
 
+class RecodeMachine(StagedMachine):
+    """Stored as bf16, written where it is stored; recoded to int8."""
+
+    layout = ArenaLayout(("bf16", "int8"), (100, 50), 12, 200, staged=False, slots=(2, 4), first=(0, 24))
+
+
 ALL = list(HealthCheck)
-TestStaged = StagedMachine.TestCase
-TestStaged.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=ALL)
-assert issubclass(TestStaged, TestCase)
+
+
+def machine(kind: type[StagedMachine]) -> type[TestCase]:
+    case = kind.TestCase
+    case.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=ALL)
+    return case
+
+
+TestStaged = machine(StagedMachine)
+TestRecode = machine(RecodeMachine)
 
 
 @pytest.mark.full
-def test_for_long() -> None:
+@pytest.mark.parametrize("kind", [StagedMachine, RecodeMachine])
+def test_for_long(kind: type[StagedMachine]) -> None:
     long = settings(max_examples=500, stateful_step_count=60, deadline=None, suppress_health_check=ALL)
-    run_state_machine_as_test(StagedMachine, settings=long)
+    run_state_machine_as_test(kind, settings=long)
 
 
 # ---- one by one
@@ -238,3 +290,71 @@ def test_a_pool_of_slabs_refuses_what_makes_no_sense() -> None:
     pool = SlabPool(layout(2))
     with pytest.raises(ValueError, match="5 blocks of int8 wanted, 4 free"):
         pool.take(5)
+
+
+# ---- recoding
+
+
+def recoding() -> tuple[KvCache, FactLog]:
+    facts = FactLog()
+    return KvCache(RecodeMachine.layout, B, codec=codec("bf16"), eviction=Lru(), facts=facts), facts
+
+
+def begin(kv: KvCache, tokens: list[int], now: float, *, exact: bool = False) -> Lease:
+    """A sequence that has computed all of its tokens."""
+    plan = kv.plan(Ask(SCOPE, tokens, len(tokens), exact=exact), now)
+    assert isinstance(plan, Plan), plan
+    return kv.commit(kv.apply(plan, now).lease, tokens, len(tokens), now)
+
+
+def test_forks_share_what_is_recoded_and_exact_requests_do_not() -> None:
+    kv, facts = recoding()
+    tokens = list(range(18))
+    one, two = begin(kv, tokens, 1.0), begin(kv, [*tokens, 99], 2.0)
+    assert two.reused_tokens >= 16
+    plan = kv.plan_recode(one, "int8", 3, 3.0)
+    assert isinstance(plan, RecodePlan) and len(plan.keys) == 4
+    made = kv.apply_recode(plan, "recode:int8", 3.0)
+    kv.check()
+    assert [lease.id for lease in made.leases] == [one.id, two.id] and len(made.ops) == 4
+    one, two = made.leases
+    assert one.blocks[:4] == two.blocks[:4] == tuple(op.dst for op in made.ops)
+    assert kv.codecs(one, 18, 18) == {"int8": 16, "bf16": 2}
+    assert kv.match(SCOPE, tokens).tokens >= 16 and kv.match(SCOPE, tokens, exact=True).tokens == 0
+    gone = [fact for fact in facts.since(0)[0] if isinstance(fact, BlockGone)]
+    assert {(fact.fate, fact.by) for fact in gone} == {(Fate.RECODED, "recode:int8")}
+    assert not any(fact.fate.is_loss for fact in gone)
+    # One that must be exact computes its own beside them, and those are found by everyone again.
+    mine = begin(kv, tokens, 4.0, exact=True)
+    assert mine.reused_tokens == 0 and kv.match(SCOPE, tokens, exact=True).tokens == 16
+    assert isinstance(kv.plan_recode(mine, "int8", 3, 5.0), Shortfall)
+    for lease in (one, two, mine):
+        kv.release(lease, [*tokens, 99][: 18 + (lease.id == two.id)], 18, 6.0, "stop")
+    kv.check()
+    kv.drop_unleased(7.0)
+    kv.check()
+    assert kv.counts().free == kv.counts().total and kv.leaked() == 0
+
+
+def test_what_is_computed_on_a_recoded_block_is_never_exact() -> None:
+    kv, _ = recoding()
+    tokens = list(range(16))
+    lease = begin(kv, tokens, 1.0)
+    plan = kv.plan_recode(lease, "int8", 1, 2.0)
+    assert isinstance(plan, RecodePlan)
+    (lease,) = kv.apply_recode(plan, "test", 2.0).leases
+    grown = kv.plan(Ask(SCOPE, (), 24, lease), 3.0)
+    assert isinstance(grown, Plan)
+    lease = kv.commit(kv.apply(grown, 3.0).lease, list(range(24)), 24, 4.0)
+    kv.release(lease, list(range(24)), 24, 5.0, "stop")
+    kv.check()
+    assert kv.match(SCOPE, list(range(24))).tokens == 24
+    assert kv.match(SCOPE, list(range(24)), exact=True).tokens == 0
+
+
+def test_recoding_that_frees_nothing_is_not_planned() -> None:
+    kv, _ = recoding()
+    lease = begin(kv, list(range(8)), 1.0)
+    short = kv.plan_recode(lease, "int8", 1, 2.0)
+    assert isinstance(short, Shortfall) and "would free nothing" in short.reason
+    assert isinstance(kv.plan_recode(lease, "int4", 1, 2.0), Shortfall)

@@ -290,7 +290,7 @@ def test_waits_again_only_when_the_promise_is_kept_or_gone(monkeypatch: pytest.M
     world.ask("b", range(1, 41), 2)
     matches = []
     original = world.cache.match
-    monkeypatch.setattr(world.cache, "match", lambda *ask: matches.append(ask) or original(*ask))
+    monkeypatch.setattr(world.cache, "match", lambda *ask, **more: matches.append(ask) or original(*ask, **more))
     for _ in range(16):
         world.step()
     assert 8 <= len(matches) <= 12
@@ -301,7 +301,7 @@ def test_waits_again_only_when_the_promise_is_kept_or_gone(monkeypatch: pytest.M
 def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(64, 4)
     world.ask("a", range(1, 9), 2)
-    monkeypatch.setattr(world.cache, "match", lambda *ask: Match(0, (), (), None, LeaseId(99)))
+    monkeypatch.setattr(world.cache, "match", lambda *ask, **more: Match(0, (), (), None, LeaseId(99)))
     with pytest.raises(Corrupt, match="lease 99"):
         world.scheduler.next_step(0.0)
     world = World(64, 4)

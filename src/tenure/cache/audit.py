@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 from tenure.cache import keys
 from tenure.cache.lease import Held, LeaseId
@@ -23,6 +24,7 @@ def require(holds: bool, sentence: str) -> None:
 def check_index(index: RadixIndex) -> None:
     """Resident blocks are reachable, sorted, and named by what they hold."""
     seen: dict[Key, Node] = {}
+    starts = 0
     for key, root in index.roots.items():
         require(root.key == key and root.parent is None, "a root is not the root its key names")
         require(bool(root.kids), "a root without kids is kept")
@@ -30,15 +32,20 @@ def check_index(index: RadixIndex) -> None:
         while stack:
             node = stack.pop()
             require([kid.tokens for kid in node.kids] == node.heads, "a node's heads are not its kids' tokens")
-            require(all(a < b for a, b in zip(node.heads, node.heads[1:], strict=False)), "kids are not sorted")
+            order = [(kid.tokens, kid.recoded) for kid in node.kids]
+            require(all(a < b for a, b in pairwise(order)), "kids are not sorted")
             for kid in node.kids:
                 require(kid.parent is node and kid.depth == node.depth + 1, "a kid does not know its parent")
-                require(kid.key == keys.chain(node.key, kid.tokens), "a key is not that of its chain and tokens")
+                above = node.key if kid.recoded == node.recoded else keys.recoded(node.key)
+                require(kid.key == keys.chain(above, kid.tokens), "a key is not that of its chain and tokens")
+                require(kid.recoded or not node.recoded, "an exact block stands on a recoded one")
+                starts += kid.recoded and not node.recoded
                 require(0 < len(kid.tokens) <= index.block_tokens, "a block holds no tokens, or too many")
                 require(len(kid.tokens) == index.block_tokens or not kid.kids, "a tail has kids")
                 require(kid.scope_digest == key, "a block lies in another scope than its root")
                 seen[kid.key] = kid
             stack.extend(node.kids)
+    require(starts == index.recoded, "the recoded chains are miscounted")
     require(seen == index.nodes, "the blocks reachable from the roots are not the resident ones")
 
 

@@ -30,6 +30,12 @@ def chain(parent: Key, tokens: Sequence[Token]) -> Key:
     return Key(blake2b(parent + struct.pack(f"<{len(tokens)}I", *tokens), digest_size=KEY_BYTES).digest())
 
 
+def recoded(parent: Key) -> Key:
+    """The key that recoded blocks behind block `parent` chain from: they and what is computed on top of them have names
+    of their own."""
+    return Key(blake2b(parent, digest_size=KEY_BYTES, person=b"recoded").digest())
+
+
 def common_head(a: Sequence[Token], b: Sequence[Token]) -> int:
     """How many first tokens two sequences of one type share."""
     shorter = min(len(a), len(b))

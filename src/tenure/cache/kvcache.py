@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 from tenure.cache import audit, keys
+from tenure.cache.find import Finder
 from tenure.cache.ghosts import Ghosts
 from tenure.cache.lease import Grant, Held, Lease, LeaseId
 from tenure.cache.leaves import Leaves
@@ -15,6 +16,7 @@ from tenure.cache.ledger import Ledger
 from tenure.cache.plan import Ask, Head, Lost, Match, Plan, Shortfall
 from tenure.cache.pool import STORED, BlockPool, SlabPool
 from tenure.cache.radix import Node, RadixIndex, Usable
+from tenure.cache.recode import Recoded, RecodePlan, Recoder
 from tenure.cache.supply import Supply
 from tenure.errors import StalePlan
 from tenure.events import BlockGone, BlockMerged, BlockReused, BlockStored, CacheCleared, FactLog
@@ -55,7 +57,7 @@ class KvCache:
         """Whether heads of blocks are reused: of those whose values are unquantised."""
         self._usable: Usable | None = None
         if len(self._pool.codecs) > 1:
-            self._usable = lambda node: self._pool.unquantised(node.block)
+            self._usable = self._is_usable
         self._index = RadixIndex(block_tokens)
         self._roots = keys.Roots(block_tokens, shared)
         self._owners: dict[Key, str] = {}
@@ -63,8 +65,10 @@ class KvCache:
         self.ghosts = ghosts if ghosts is not None else Ghosts(0)
         self._leaves = Leaves(eviction, self._pool, block_tokens)
         self._leases: dict[LeaseId, Held] = {}
+        self._find = Finder(self._index, self._roots, self.ghosts)
         self._supply = Supply(self._pool, self._leaves, self._leases, block_tokens)
         self._promises: dict[Key, LeaseId] = {}
+        self._recoder = Recoder(self._pool, self._index, self._leaves, self._leases, self._promises)
         self._ids = count(1)
         self._epoch = 0
         self.ledger = Ledger()
@@ -100,9 +104,9 @@ class KvCache:
         """How the tokens of a sequence are held, in tokens by codec; what is not computed yet counts as open."""
         return self._supply.codecs(lease, computed, tokens)
 
-    def match(self, scope: Scope, tokens: Sequence[Token]) -> Match:
+    def match(self, scope: Scope, tokens: Sequence[Token], *, exact: bool = False) -> Match:
         """The longest reusable prefix of all of `tokens`. Stamps nothing."""
-        path, head, behind = self._reach(scope, tokens, len(tokens))
+        path, head, behind = self._reach(scope, tokens, len(tokens), exact)
         start = self._size * len(path)
         awaited = None
         if self._promises and start + self._size <= len(tokens):
@@ -129,25 +133,15 @@ class KvCache:
 
     def lost(self, scope: Scope, tokens: Sequence[Token], matched: int) -> Lost:
         """What of tokens[matched:] was held once, as far as the ghosts know; the newest token is always computed."""
-        limit = len(tokens) - 1
-        path, behind = self._walk(scope, tokens, min(matched, limit))
-        at, again, first = self._size * len(path), 0, None
-        names = self._roots.chain(scope, tokens, len(path), behind)
-        common = self._roots.common(scope, tokens)
-        for name in (*names, None):
-            ids = tokens[at : min(limit, at + self._size)]
-            found = self.ghosts.find(behind, ids)
-            if found is None:
-                older = first is None and name is not None and self.ghosts.was_here(name)
-                return Lost(again, first, older)
-            ghost, shared = found
-            again += max(0, at + shared - max(at, matched))
-            first = first or ghost
-            if shared < self._size or name is None:
-                break
-            at += self._size
-            behind = self._roots.fork(scope, name) if at == self._size * common else name
-        return Lost(again, first, older=False)
+        return self._find.lost(scope, tokens, matched)
+
+    def recodable(self, lease: Lease) -> int:
+        """Blocks of a lease that could be stored in fewer bits, as far as that is known without trying."""
+        return self._recoder.able(self._held(lease))
+
+    def plan_recode(self, lease: Lease, codec: str, n: int, now: float) -> RecodePlan | Shortfall:
+        """How to make room of about `n` stored blocks by storing the oldest of a lease in `codec`; see `Recoder`."""
+        return self._recoder.plan(self._epoch, self._held(lease), codec, n, now)
 
     def tokens_of(self, blocks: Sequence[Key]) -> int:
         """How many tokens these blocks hold."""
@@ -215,6 +209,7 @@ class KvCache:
             self._size * len(nodes),
             self._supply.room(len(here) + len(taken)),
             opened[0] if opened else None,
+            plan.exact,
         )
         self._leases[lease.id] = Held(lease, nodes, tail, set(plan.promises))
         self._promises.update(dict.fromkeys(plan.promises, lease.id))
@@ -239,14 +234,14 @@ class KvCache:
     def hold(self, scope: Scope, tokens: Sequence[Token], now: float) -> Lease | None:
         """A lease on the full blocks that hold `tokens`, of which nothing more is computed; None when there are none.
         Release it with its own `committed_tokens`."""
-        path, _ = self._walk(scope, tokens, len(tokens))
+        path, _ = self._find.walk(scope, tokens, len(tokens))
         if not path:
             return None
         self._epoch += 1
         for node in path:
             self._hold(node)
         held = self._size * len(path)
-        lease = Lease(LeaseId(next(self._ids)), scope, tuple(node.block for node in path), held, held, held)
+        lease = Lease(LeaseId(next(self._ids)), scope, tuple(node.block for node in path), held, held, held, exact=True)
         self._leases[lease.id] = Held(lease, path, None, set())
         return lease
 
@@ -262,6 +257,24 @@ class KvCache:
             self._evict(node, Fate.DROPPED, by, reason, now)
             dropped += 1
         return dropped
+
+    def apply_recode(self, plan: RecodePlan, by: str, now: float) -> Recoded:
+        """Carry out a plan to recode: all of it, or none (StalePlan when the epoch has moved)."""
+        if plan.epoch != self._epoch:
+            raise StalePlan(f"planned at epoch {plan.epoch}, applied at {self._epoch}")
+        self._epoch += 1
+        for key in plan.victims:
+            self._evict(self._index.nodes[key], Fate.DROPPED, self._eviction.name, "room to recode", now)
+        made, renamed = self._recoder.apply(plan)
+        for node, key, block in renamed:
+            self._told_recoded(node, key, block, by, now)
+        return made
+
+    def _told_recoded(self, node: Node, key: Key, block: BlockId, by: str, now: float) -> None:
+        owner, idle, age = self._owner(node), now - node.last_used, now - node.created
+        reason = f"recoded to {self._pool.codec(node.block)}" if block != node.block else "stands on a recoded block"
+        self._facts.emit(BlockGone(now, key, block, DEVICE, Fate.RECODED, by, reason, 0, idle, age, tenant=owner))
+        self._told_stored(node, now)
 
     def release(self, lease: Lease, tokens: Sequence[Token], computed: int, now: float, why: str) -> None:
         """Commit (tail included), then give the lease back; what is shareable stays cached, evictable.
@@ -314,6 +327,11 @@ class KvCache:
     def _idle(self, node: Node) -> bool:
         return self._pool.refs[node.block] == 0
 
+    def _is_usable(self, node: Node) -> bool:
+        """Whether the head of a block serves who goes on from the block before it."""
+        above = node.parent is not None and node.parent.recoded
+        return above == node.recoded and self._pool.unquantised(node.block)
+
     def _plan_growth(self, lease: Lease, room: int, now: float) -> Plan | Shortfall:
         self._held(lease)
         takes = max(0, self._supply.stored(room) - len(lease.blocks))
@@ -321,12 +339,12 @@ class KvCache:
         if short:
             return short
         victims = self._supply.victims(takes, 0, now, ())
-        return Plan(self._epoch, lease.scope, lease, (), None, takes, 0, victims, (), 0, takes)
+        return Plan(self._epoch, lease.scope, lease.exact, lease, (), None, takes, 0, victims, (), 0, takes)
 
     def _plan_start(self, ask: Ask, now: float) -> Plan | Shortfall:
         if not ask.tokens or ask.room < len(ask.tokens):
             raise ValueError(f"room for {ask.room} tokens asked for a sequence of {len(ask.tokens)}")
-        path, head, behind = self._reach(ask.scope, ask.tokens, len(ask.tokens) - 1)
+        path, head, behind = self._reach(ask.scope, ask.tokens, len(ask.tokens) - 1, ask.exact)
         takes, opens = self._supply.needs(ask.room, len(path), head)
         sources = [self._index.nodes[head.key]] if head else []
         spared = {node for node in (*path, *sources) if self._idle(node)}
@@ -340,6 +358,7 @@ class KvCache:
         return Plan(
             epoch=self._epoch,
             scope=ask.scope,
+            exact=ask.exact,
             lease=None,
             reused=tuple(node.key for node in path),
             head=head,
@@ -351,27 +370,11 @@ class KvCache:
             leases=takes + sum(map(self._idle, path)) + (head is not None and head.whole),
         )
 
-    def _behind(self, scope: Scope, nodes: Sequence[Node], common: int) -> Node:
-        """Behind which node the block after `nodes` goes, when `common` blocks belong to all tenants."""
-        if nodes and len(nodes) != common:
-            return nodes[-1]
-        key = self._roots.fork(scope, nodes[-1].key) if nodes else self._roots.first(scope, common)
-        return self._index.root(key)
-
-    def _walk(self, scope: Scope, tokens: Sequence[Token], limit: int) -> tuple[list[Node], Key]:
-        """The full blocks that hold tokens[:limit], and the key that the next one follows."""
-        common = self._roots.common(scope, tokens)
-        behind = self._roots.first(scope, common)
-        path = self._index.walk(behind, tokens, min(limit, self._size * common) if common else limit)
-        if common and len(path) == common:
-            behind = self._roots.fork(scope, path[-1].key)
-            rest = self._index.walk(behind, tokens, limit, self._size * common)
-            return path + rest, rest[-1].key if rest else behind
-        return path, path[-1].key if path else behind
-
-    def _reach(self, scope: Scope, tokens: Sequence[Token], limit: int) -> tuple[list[Node], Head | None, Key]:
-        """As `_walk`, and the longest head behind the blocks."""
-        path, behind = self._walk(scope, tokens, limit)
+    def _reach(
+        self, scope: Scope, tokens: Sequence[Token], limit: int, exact: bool = False
+    ) -> tuple[list[Node], Head | None, Key]:
+        """The full blocks, the longest head behind them, and the key that what comes next follows."""
+        path, behind = self._find.walk(scope, tokens, limit, exact=exact)
         start = self._size * len(path)
         parent = self._index.nodes.get(behind) or self._index.roots.get(behind)
         if parent is None or not parent.kids or start == limit or not self._tails:
@@ -404,7 +407,7 @@ class KvCache:
         common = self._roots.common(scope, tokens)
         for i in range(len(held.nodes), computed // self._size):
             ids = tuple(tokens[self._size * i : self._size * (i + 1)])
-            parent = self._behind(scope, held.nodes, common)
+            parent = self._find.behind(scope, held.nodes, common)
             node = self._index.child(parent, ids)
             if node is None:
                 node = self._store(scope, parent, ids, blocks[i], now)
@@ -425,7 +428,7 @@ class KvCache:
         self._withdraw(held, now)
         ids = tuple(tokens[start:computed])
         scope = held.lease.scope
-        parent = self._behind(scope, held.nodes, self._roots.common(scope, tokens))
+        parent = self._find.behind(scope, held.nodes, self._roots.common(scope, tokens))
         if self._index.child(parent, ids) is None and not self._index.is_head(parent, ids, self._usable):
             lease = held.lease
             block = lease.blocks[len(held.nodes)] if lease.open is None else lease.open
@@ -440,19 +443,20 @@ class KvCache:
     def _store(self, scope: Scope, parent: Node, ids: tuple[Token, ...], block: BlockId, now: float) -> Node:
         """Make a leased block shareable; an idle tail that it continues goes, since its tokens are held twice now."""
         node = self._index.attach(parent, keys.chain(parent.key, ids), ids, block, now)
-        above = parent.key if parent.parent else None
         if not parent.parent and parent.key not in self._owners:
             everyone = parent.key == self._roots.first(scope, 1)
             self._owners[parent.key] = "" if everyone else scope.tenant
         self.ghosts.forget(node.key)
-        owner = self._owner(node)
-        self._facts.emit(
-            BlockStored(now, node.key, above, block, DEVICE, self._pool.codec(block), len(ids), ids, tenant=owner)
-        )
+        self._told_stored(node, now)
         shorter = self._index.shorter(node, self._usable)
         if shorter and self._idle(shorter):
             self._evict(shorter, Fate.DUPLICATE, "cache", "a longer block holds it", now)
         return node
+
+    def _told_stored(self, node: Node, now: float) -> None:
+        above = node.parent.key if node.parent and node.parent.parent else None
+        codec, ids, owner = self._pool.codec(node.block), node.tokens, self._owner(node)
+        self._facts.emit(BlockStored(now, node.key, above, node.block, DEVICE, codec, len(ids), ids, tenant=owner))
 
     def _merge(self, node: Node, ours: BlockId, now: float) -> None:
         """Two sequences computed the same block: lease the one that is held and give ours back."""

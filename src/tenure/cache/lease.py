@@ -30,6 +30,8 @@ class Lease:
     """Tokens there are blocks for."""
     open: BlockId | None = None
     """Where the block that is not full yet is staged; None: where it is stored."""
+    exact: bool = False
+    """Its blocks are never recoded."""
 
 
 @dataclass(frozen=True, slots=True)

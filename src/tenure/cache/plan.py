@@ -46,6 +46,8 @@ class Ask:
     tokens: Sequence[Token]
     room: int
     lease: Lease | None = None
+    exact: bool = False
+    """Neither recoded blocks nor what was computed on top of them will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Plan:
 
     epoch: int
     scope: Scope
+    exact: bool
     lease: Lease | None
     reused: tuple[Key, ...]
     """Full blocks to lease, in order."""

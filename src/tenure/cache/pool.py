@@ -261,6 +261,10 @@ class SlabPool(BlockPool):
     def room(self, stored: int, staged: int) -> SlabRoom:
         return SlabRoom(self, self._wanted(stored, staged))
 
+    def room_for(self, kind: int, n: int) -> SlabRoom:
+        """As `room`, for blocks of one kind."""
+        return SlabRoom(self, [(kind, n)])
+
     def free_ids(self) -> list[BlockId]:
         return [block for places in self._places for block in places]
 

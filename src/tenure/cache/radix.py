@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 
-from tenure.cache.keys import common_head
+from tenure.cache.keys import chain, common_head, recoded
 from tenure.types import BlockId, Key, Token
 
 NO_BLOCK = BlockId(-1)
@@ -28,6 +28,7 @@ class Node:
         "kids",
         "last_used",
         "parent",
+        "recoded",
         "scope_digest",
         "ticket",
         "tokens",
@@ -44,6 +45,8 @@ class Node:
         self.heads: list[tuple[Token, ...]] = []
         """The tokens of `kids`, sorted; kept apart so that bisection compares tuples and calls nothing."""
         self.kids: list[Node] = []
+        self.recoded = False
+        """Whether it was recoded, or computed on top of a block that was."""
         self.ticket = 0
         self.bucket: Hashable = None
 
@@ -59,6 +62,8 @@ class RadixIndex:
         self.block_tokens = block_tokens
         self.roots: dict[Key, Node] = {}
         self.nodes: dict[Key, Node] = {}
+        self.recoded = 0
+        """Blocks that begin a recoded chain: recoded ones behind one that is exact."""
 
     def walk(self, root: Key, tokens: Sequence[Token], limit: int, start: int = 0) -> list[Node]:
         """The longest chain of full blocks from `root` on that hold tokens[start:limit]."""
@@ -67,15 +72,30 @@ class RadixIndex:
         size = self.block_tokens
         end = start + size
         while node is not None and end <= limit:
-            ids = tuple(tokens[end - size : end])
-            heads = node.heads
-            at = bisect_left(heads, ids)
-            if at == len(heads) or heads[at] != ids:
+            node = self.child(node, tuple(tokens[end - size : end]))
+            if node is None:
                 break
-            node = node.kids[at]
             path.append(node)
             end += size
         return path
+
+    def recoded_walk(self, path: list[Node], root: Key, tokens: Sequence[Token], limit: int, first: int) -> list[Node]:
+        """The longest way from one of the blocks of `path` (or the root, all behind the `first` ones) over a recoded
+        block that reaches further than `path` itself, else `path`."""
+        size, best = self.block_tokens, path
+        for at in range(len(path), first - 1, -1):
+            parent = path[at - 1] if at > first else self.roots.get(root)
+            end = size * (at + 1)
+            if parent is None or end > limit:
+                continue
+            node = self.child(parent, tuple(tokens[end - size : end]), recoded=True)
+            way = path[:at]
+            while node is not None:
+                way.append(node)
+                end += size
+                node = self.child(node, tuple(tokens[end - size : end])) if end <= limit else None
+            best = max(best, way, key=len)
+        return best
 
     def closest(self, parent: Node, ids: tuple[Token, ...], usable: Usable | None = None) -> tuple[Node, int] | None:
         """The child that shares the longest head with `ids`, and its length; None when no child shares a token.
@@ -90,10 +110,16 @@ class RadixIndex:
             return None
         return (kids[at - 1], below) if below >= above else (kids[at], above)
 
-    def child(self, parent: Node, ids: tuple[Token, ...]) -> Node | None:
-        """The child that holds exactly `ids`."""
-        at = bisect_left(parent.heads, ids)
-        return parent.kids[at] if at < len(parent.heads) and parent.heads[at] == ids else None
+    def child(self, parent: Node, ids: tuple[Token, ...], *, recoded: bool | None = None) -> Node | None:
+        """The child that holds exactly `ids`: of its parent's lineage, or the one that was `recoded`."""
+        heads, kids = parent.heads, parent.kids
+        at = bisect_left(heads, ids)
+        wanted = parent.recoded if recoded is None else recoded
+        while at < len(heads) and heads[at] == ids:
+            if kids[at].recoded == wanted:
+                return kids[at]
+            at += 1
+        return None
 
     def _closest_of(self, parent: Node, ids: tuple[Token, ...], usable: Usable) -> tuple[Node, int] | None:
         """From where the tokens would stand, the common head gets no longer to either side."""
@@ -138,7 +164,8 @@ class RadixIndex:
     def attach(self, parent: Node, key: Key, ids: tuple[Token, ...], block: BlockId, now: float) -> Node:
         """Add a block that holds `ids` behind `parent`."""
         node = Node(parent, key, ids, block, now)
-        at = bisect_left(parent.heads, ids)
+        node.recoded = parent.recoded
+        at = bisect_left(parent.heads, ids)  # an exact block comes before the recoded one that holds the same
         parent.heads.insert(at, ids)
         parent.kids.insert(at, node)
         self.nodes[key] = node
@@ -146,13 +173,48 @@ class RadixIndex:
             self.roots[parent.key] = parent
         return node
 
+    def recodable(self, node: Node) -> bool:
+        """Whether neither the block nor any behind it is there in both lineages."""
+        if node.recoded or not self.recoded:
+            return True
+        behind = [node]
+        for one in behind:
+            behind.extend(one.kids)  # grows while it is read
+        return node.parent is not None and not (
+            self.child(node.parent, node.tokens, recoded=True) or any(one.recoded for one in behind)
+        )
+
+    def recode(self, node: Node, block: BlockId) -> list[tuple[Node, Key]]:
+        """A block lies elsewhere now, in fewer bits: it and all behind it get names of their own, parents first; with
+        the keys they had. Nothing changes its name that was recoded already."""
+        node.block = block
+        if node.recoded:
+            return []
+        assert node.parent is not None
+        self.recoded += 1  # its tokens stand once among its parent's kids: it stays in order
+        renamed: list[tuple[Node, Key]] = []
+        stack = [node]
+        for changed in stack:
+            stack.extend(changed.kids)  # grows while it is read
+            assert changed.parent is not None
+            above = changed.parent
+            changed.recoded = True
+            was = changed.key
+            changed.key = chain(above.key if above.recoded else recoded(above.key), changed.tokens)
+            del self.nodes[was]
+            self.nodes[changed.key] = changed
+            renamed.append((changed, was))
+        return renamed
+
     def detach(self, leaf: Node) -> None:
         """Remove a block without kids."""
         parent = leaf.parent
         if parent is None or leaf.kids:
             raise ValueError("only leaves are detached")
         at = bisect_left(parent.heads, leaf.tokens)
+        at += parent.kids[at] is not leaf
         del parent.heads[at], parent.kids[at]
         del self.nodes[leaf.key]
+        self.recoded -= leaf.recoded and not parent.recoded
         if parent.parent is None and not parent.kids:
             del self.roots[parent.key]

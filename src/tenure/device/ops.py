@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
 from tenure import _native
 from tenure.device.arena import Arena
-from tenure.spec import CODECS, ArenaLayout
-from tenure.types import BlockId, CopyOp
+from tenure.spec import CODECS, ArenaLayout, KvGeometry
+from tenure.types import BlockId, BlockOp
 
 CODEC_NUMBERS = {name: number for number, name in enumerate(CODECS)}
 """As `enum class Codec` in native/codecs.h; a test compares."""
@@ -51,22 +52,35 @@ class Places:
 class DeviceStore:
     """The blocks of an arena, by id. It is a `tenure.tiers.base.BlockStore`."""
 
-    def __init__(self, arena: Arena, layout: ArenaLayout) -> None:
-        """ValueError when the arena does not hold what the layout says, or the layout no block."""
+    def __init__(self, arena: Arena, layout: ArenaLayout, geometry: KvGeometry | None = None) -> None:
+        """`geometry`: what a block is made of, to recode some. ValueError when the arena does not hold what the layout
+        says, or the layout no block."""
         if layout.ids < 1 or layout.slabs * layout.slab_bytes > arena.nbytes:
             raise ValueError(
                 f"an arena of {arena.nbytes:,} bytes holds no {layout.slabs} slabs of {layout.slab_bytes:,} bytes"
             )
         self._arena = arena
-        self._block_bytes = layout.block_bytes
+        self._layout = layout
+        self._geometry = geometry
         self.places = Places(layout)
 
-    def execute(self, ops: Sequence[CopyOp]) -> None:
-        """Copy whole blocks, in order, each to one of its kind; complete on return. The interpreter's lock is free
-        meanwhile."""
+    def execute(self, ops: Sequence[BlockOp]) -> None:
+        """Copy whole blocks to others of their kind, or recode them; in order, complete on return. The interpreter's
+        lock is free meanwhile."""
         src, dst = [op.src for op in ops], [op.dst for op in ops]
-        kinds = self.places.kinds(src)
+        kinds = zip(self.places.kinds(src).tolist(), self.places.kinds(dst).tolist(), strict=True)
         offsets = self.places.offsets(src), self.places.offsets(dst)
-        for kind in np.unique(kinds):
-            these = kinds == kind
-            _native.copy_blocks(self._arena.bytes, offsets[0][these], offsets[1][these], self._block_bytes[kind])
+        at = 0
+        for (kind, other), run in groupby(kinds):
+            these = slice(at, at := at + len(list(run)))
+            if kind == other:
+                size = self._layout.block_bytes[kind]
+                _native.copy_blocks(self._arena.bytes, offsets[0][these], offsets[1][these], size)
+            else:
+                self._recode(offsets[0][these], self._layout.kinds[kind], offsets[1][these], self._layout.kinds[other])
+
+    def _recode(self, src: npt.NDArray[np.int64], was: str, dst: npt.NDArray[np.int64], name: str) -> None:
+        how = self._geometry
+        if how is None:
+            raise ValueError("blocks are recoded by those who know what they are made of")
+        _native.recode(self._arena.bytes, src, was, dst, name, how.layers, how.kv_heads, how.head_dim)

@@ -105,7 +105,7 @@ class Engine(PythonApi):
         self._runner = Runner(
             model.decoder,
             self._arena,
-            DeviceStore(self._arena, self._budget.layout),
+            DeviceStore(self._arena, self._budget.layout, spec.KvGeometry.of(model.shape)),
             vocab=model.shape.vocab,
             threads=settings.threads,
         )

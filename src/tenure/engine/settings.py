@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tenure.device.arena import machine_bytes
 from tenure.errors import BudgetError, ConfigError
+from tenure.policy.registry import pressure
 from tenure.spec import ArenaLayout, KvGeometry, ModelShape
 from tenure.tenants import Tenants
 from tenure.types import Overflow
@@ -83,7 +84,7 @@ def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) 
             f"the budget leaves {max(0, arena):,} bytes for the KV cache beside {weight_bytes:,} bytes of weights; "
             f"{MIN_BLOCKS} blocks of {least // MIN_BLOCKS:,} bytes are needed at least: {least - arena:,} bytes more",
         )
-    layout = geometry.layout(arena, settings.kv_codec)
+    layout = geometry.layout(arena, settings.kv_codec, _recoded(settings, geometry))
     arena, machine = layout.slabs * layout.slab_bytes, machine_bytes()
     if weight_bytes + arena > machine:
         raise BudgetError(
@@ -91,6 +92,15 @@ def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) 
             f"the budget asks for {weight_bytes + arena:,} bytes, but this machine has {machine:,}",
         )
     return Budget(weight_bytes + arena, weight_bytes, arena, block, layout)
+
+
+def _recoded(settings: EngineSettings, geometry: KvGeometry) -> tuple[str, ...]:
+    """The codecs that the pressure ladder recodes to. ConfigError when one would save nothing."""
+    codecs = pressure(settings.pressure).codecs
+    for name in codecs:
+        if geometry.block_bytes(name) >= geometry.block_bytes(settings.kv_codec):
+            raise ConfigError("pressure", f"recode:{name} saves nothing: blocks are stored as {settings.kv_codec}")
+    return codecs
 
 
 def context_limit(settings: EngineSettings, shape: ModelShape) -> int:

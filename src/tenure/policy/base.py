@@ -127,6 +127,16 @@ class Pause:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Recode:
+    """The oldest blocks of sequence `seq` are stored again by `codec`, to make room of about `blocks`."""
+
+    seq: SeqId
+    codec: str
+    blocks: int
+    reason: str
+
+
 class AdmissionPolicy(Protocol):
     @property
     def name(self) -> str: ...
@@ -170,19 +180,30 @@ class RunningView:
     """Tokens generated since it last started or resumed."""
     pauses: int = 0
     """Times it was paused before."""
+    recodable_blocks: int = 0
+    """Blocks that could be stored in fewer bits."""
     served: float = 0.0
     """What its tenant has been served, by its weight: higher for those that had more than their share."""
+
+
+Relief = Pause | Recode | Wait | Refuse
+"""What a pressure policy answers."""
 
 
 class PressurePolicy(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """Codecs that blocks may be recoded to."""
+        ...
+
     def limit(self, total_blocks: int) -> int:
         """Leased blocks up to which nothing needs to be done, of a pool of `total_blocks`."""
         ...
 
-    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Pause | Wait | Refuse:
+    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Relief:
         """What to do before a running sequence grows above the limit. When the shortfall is not hard, it grows all the
         same if nothing is to be done; else Wait pauses it, and Refuse ends it."""
         ...

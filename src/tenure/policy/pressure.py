@@ -1,5 +1,6 @@
 """What is done as the blocks that running sequences lease outgrow the pool: an ordered ladder of steps.
 
+    recode:int8@85%  above 85 % of the pool, the oldest blocks of someone are stored in fewer bits
     pause@95%        when growing would bring the leased blocks above 95 % of the pool, someone waits
 
 Idle cached blocks are evictable whenever room is needed: they don't count, and evicting them is no step of the ladder.
@@ -13,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tenure.errors import ConfigError
-from tenure.policy.base import Load, Pause, PressurePolicy, Refuse, RunningView, Shortfall, Wait
+from tenure.policy.base import Load, Pause, PressurePolicy, Recode, Refuse, Relief, RunningView, Shortfall, Wait
+from tenure.spec import CODECS
 
 MIN_PROGRESS = 32
 """Tokens that a resumed sequence generates before it can be paused again."""
@@ -24,11 +26,12 @@ class PauseOne:
     least work for the memory it frees. Never the only one running; and who was paused before gets some way first."""
 
     name = "pause"
+    codecs: tuple[str, ...] = ()
 
     def limit(self, total_blocks: int) -> int:
         return total_blocks
 
-    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Pause | Wait | Refuse:
+    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Relief:
         if len(running) < 2:
             return Refuse(
                 f"the only running sequence fills what it may: {shortfall.reason}",
@@ -40,6 +43,24 @@ class PauseOne:
         victim = max(helpful, key=_expendable)
         lost, freed = victim.recompute_tokens, victim.blocks_freed_if_paused
         return Pause(victim.seq, f"loses {lost} tokens for {freed} blocks: {shortfall.reason}")
+
+
+class RecodeOne:
+    """Someone's oldest blocks are stored in fewer bits: whoever of those that have any would be paused first."""
+
+    def __init__(self, codec: str) -> None:
+        self.name = f"recode:{codec}"
+        self.codecs: tuple[str, ...] = (codec,)
+
+    def limit(self, total_blocks: int) -> int:
+        return total_blocks
+
+    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Relief:
+        able = [view for view in running if view.recodable_blocks]
+        if not able:
+            return Wait("nobody has blocks that may be recoded")
+        victim = max(able, key=_expendable)
+        return Recode(victim.seq, self.codecs[0], max(1, shortfall.needed), shortfall.reason)
 
 
 def _expendable(view: RunningView) -> tuple[float, ...]:
@@ -73,13 +94,14 @@ class Ladder:
         """`name`: as the operator wrote it. At least one step."""
         self.name = name
         self._steps = tuple(steps)
+        self.codecs = tuple(dict.fromkeys(codec for step in self._steps for codec in step.policy.codecs))
 
     def limit(self, total_blocks: int) -> int:
         return self._steps[0].limit(total_blocks)
 
-    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Pause | Wait | Refuse:
+    def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Relief:
         leased = load.total_blocks - load.free_blocks - load.evictable_blocks + shortfall.needed
-        verdict: Pause | Wait | Refuse = Wait("no step is due")
+        verdict: Relief = Wait("no step is due")
         for step in self._steps:
             if leased > step.limit(load.total_blocks) or shortfall.is_hard:
                 verdict = step.policy.relieve(shortfall, running, load)
@@ -108,8 +130,10 @@ def ladder(text: str) -> Ladder:
 
 def _policy(word: str, name: str, codec: str | None) -> PressurePolicy:
     if name == "recode":
-        needs = "needs a quantised codec that held blocks can be recoded to; this build cannot do that yet"
-        raise ConfigError("pressure", f"pressure step {word!r} {needs}")
+        able = [known.name for known in CODECS.values() if not known.head_reusable]
+        if codec not in able:
+            raise ConfigError("pressure", f"pressure step {word!r} needs a codec to recode to: {', '.join(able)}")
+        return RecodeOne(codec)
     if name not in STEPS or codec is not None:
         raise ConfigError("pressure", f"unknown pressure policy {word!r}; known: {KNOWN}")
     return STEPS[name]()

@@ -53,7 +53,7 @@ class Desk:
         """What would become of a request that came now. Nothing is done."""
         tokens, size, scheduler = request.tokens, self._cache.block_tokens, self._scheduler
         needed = -(-(len(tokens) + 1) // size)
-        cached = min(self._cache.match(request.scope, tokens).tokens, len(tokens) - 1)
+        cached = min(self._cache.match(request.scope, tokens, exact=request.exact).tokens, len(tokens) - 1)
         computed = len(tokens) - cached
         ask = AdmissionAsk(len(tokens), request.n, request.sampling.max_tokens, request.priority, request.scope.tenant)
         verdict = scheduler.admission.judge(ask, scheduler.load())

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tenure.cache.kvcache import KvCache
 from tenure.cache.lease import Grant
 from tenure.cache.pins import Pins
 from tenure.cache.plan import Ask, Plan, Shortfall
 from tenure.errors import Corrupt
-from tenure.policy.base import Load, Pause, PressurePolicy, RunningView, TenantLoad, Wait
+from tenure.policy.base import Load, Pause, PressurePolicy, Recode, RunningView, TenantLoad, Wait
 from tenure.sched.fair import Account, WaitingQueue
 from tenure.sched.sequence import Sequence
-from tenure.types import LimitCause, SeqId
+from tenure.types import LimitCause, RecodeOp, SeqId
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Room:
         self._running = running
         self._block_bytes = block_bytes
         self._size = cache.block_tokens
+        self._ops: list[RecodeOp] = []
 
     # --- ask ---------------------------------------------------------------------------------------------------------
 
@@ -74,6 +75,7 @@ class Room:
             recompute_tokens=max(0, seq.computed - self._size * (held - freed)),  # what is shared, others keep
             progress_since_resume=len(seq.tokens) - seq.resumed_at,
             pauses=seq.pauses,
+            recodable_blocks=0 if seq.lease is None else self._cache.recodable(seq.lease),
             served=self._queue.account(seq.tenant).counter,
         )
 
@@ -82,10 +84,10 @@ class Room:
     def lease(self, seq: Sequence, limit: int, now: float) -> Grant | None:
         """Blocks for a sequence that starts, and one more to grow into, while the pool's leased blocks stay within
         `limit`; for a lone one, what it needs is enough. None: too few for now."""
-        scope, lone = seq.job.request.scope, not self._running
-        plan = self._cache.plan(Ask(scope, seq.tokens, seq.room(self._size)), now)
+        scope, exact, lone = seq.job.request.scope, seq.job.request.exact, not self._running
+        plan = self._cache.plan(Ask(scope, seq.tokens, seq.room(self._size), exact=exact), now)
         while lone and isinstance(plan, Shortfall):
-            plan = self._cache.plan(Ask(scope, seq.tokens, len(seq.tokens)), now)
+            plan = self._cache.plan(Ask(scope, seq.tokens, len(seq.tokens), exact=exact), now)
             if isinstance(plan, Shortfall) and not self._pins.revoke(now):
                 raise Corrupt(f"nothing runs, but sequence {seq.id} of {len(seq.tokens)} tokens does not fit: {plan}")
         if isinstance(plan, Shortfall):
@@ -113,7 +115,14 @@ class Room:
         short = own or (plan if isinstance(plan, Shortfall) else self._over_ladder(plan, pressure))
         if short is not None:
             peers = [other for other in self._running.values() if own is None or other.tenant == seq.tenant]
-            verdict = pressure.relieve(short, [self.view(peer) for peer in peers], load())
+            views = [self.view(peer) for peer in peers]
+            if own is not None:  # a tenant's limit counts blocks, whatever they are stored in
+                views = [replace(view, recodable_blocks=0) for view in views]
+            verdict = pressure.relieve(short, views, load())
+            if isinstance(verdict, Recode):
+                if self._recode(verdict, pressure.name, now):
+                    return self.grow(seq, pressure, load, now)
+                verdict = pressure.relieve(short, [replace(view, recodable_blocks=0) for view in views], load())
             if isinstance(verdict, Pause) and len(peers) > 1 and verdict.seq in self._running:
                 return verdict
             if isinstance(verdict, Wait) and short.is_hard and len(peers) > 1:
@@ -127,6 +136,26 @@ class Room:
             plan = self._cache.plan(Ask(seq.job.request.scope, seq.tokens, len(seq.tokens), seq.lease), now)
         seq.lease = self._cache.apply(plan, now).lease
         return None
+
+    def take_ops(self) -> tuple[RecodeOp, ...]:
+        """What is to be recoded before anything else is done to blocks."""
+        ops = tuple(self._ops)
+        self._ops.clear()
+        return ops
+
+    def _recode(self, verdict: Recode, by: str, now: float) -> bool:
+        """Store blocks of somebody again in fewer bits; whoever shares them goes on with a new receipt."""
+        lease = self._running[verdict.seq].lease
+        plan = None if lease is None else self._cache.plan_recode(lease, verdict.codec, verdict.blocks, now)
+        if plan is None or isinstance(plan, Shortfall):
+            return False
+        made = self._cache.apply_recode(plan, by, now)
+        self._ops += made.ops
+        newest = {lease.id: lease for lease in made.leases}
+        for other in self._running.values():
+            if other.lease is not None:
+                other.lease = newest.get(other.lease.id, other.lease)
+        return True
 
     def _over_own_limit(self, seq: Sequence) -> Shortfall | None:
         """Its tenant holds all it may."""

@@ -178,7 +178,7 @@ class Scheduler:
             return None
         self._flight = flight
         self.steps += 1
-        return StepPlan(flight.number, tuple(copies), tuple(rows))
+        return StepPlan(flight.number, (*self.room.take_ops(), *copies), tuple(rows))
 
     def absorb(self, result: StepResult, now: float) -> list[News]:
         """Take in what the step in flight gave: tokens, ends; then room for everyone's next row."""
@@ -290,7 +290,7 @@ class Scheduler:
 
     def _held(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed."""
-        return self.cache.match(seq.job.request.scope, seq.tokens).tokens
+        return self.cache.match(seq.job.request.scope, seq.tokens, exact=seq.job.request.exact).tokens
 
     def _held_back(self, seq: Sequence) -> bool:
         """Whether someone paused its conversation."""
@@ -305,7 +305,7 @@ class Scheduler:
         if seq.awaits is not None and self._computing(seq.awaits):
             return True
         seq.awaits = None
-        match = self.cache.match(seq.job.request.scope, seq.tokens)
+        match = self.cache.match(seq.job.request.scope, seq.tokens, exact=seq.job.request.exact)
         if match.awaited is None:
             return False
         holder = next((s for s in self._running.values() if s.lease is not None and s.lease.id == match.awaited), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tenure.types import CopyOp
+from tenure.types import BlockOp
 
 
 class NullStore:
@@ -14,5 +14,5 @@ class NullStore:
         self.copies = 0
         """Blocks copied so far."""
 
-    def execute(self, ops: Sequence[CopyOp]) -> None:
+    def execute(self, ops: Sequence[BlockOp]) -> None:
         self.copies += len(ops)

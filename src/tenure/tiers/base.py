@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
-from tenure.types import BlockId, CopyOp, Key
+from tenure.types import BlockId, BlockOp, Key
 
 Ticket = NewType("Ticket", int)
 """A transfer under way; `poll` tells when it is over."""
@@ -25,7 +25,7 @@ class TierStat:
 class BlockStore(Protocol):
     """Where the blocks of the pool lie: the device serves, a null store simulates."""
 
-    def execute(self, ops: Sequence[CopyOp]) -> None:
+    def execute(self, ops: Sequence[BlockOp]) -> None:
         """Carry out the copies, in order, before anything else reads or writes the blocks."""
         ...
 
