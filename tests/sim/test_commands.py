@@ -125,3 +125,10 @@ def test_anonymised_traces_share_what_they_shared_and_tell_nothing(trace: Path, 
     assert len(set(names.values())) == len(names)
     assert after[0].at == 0.0
     assert not set(names) & set(names.values())
+
+
+@pytest.mark.parametrize("words", [(), ("--memory", "1GiB")])
+def test_doctor_tells_when_nobody_planned_the_memory(words: tuple[str, ...]) -> None:
+    findings = json.loads(tenure("doctor", "--json", *words).stdout)["findings"]
+    (memory,) = [finding for finding in findings if finding["check"] == "memory"]
+    assert ("nobody planned it" in memory["detail"]) == (not words)

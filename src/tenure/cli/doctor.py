@@ -118,10 +118,12 @@ def memory(settings: Settings, machine: Machine) -> tuple[State, str]:
     """The budget against what is available."""
     granted = budget(settings, machine)
     wanted = granted.memory_bytes or granted.kv_cache_bytes or 0
-    state: State = "ok" if wanted <= machine.available_bytes else "note"
+    planned = settings.memory is not None or settings.kv_cache_memory_bytes is not None
+    state: State = "ok" if planned and wanted <= machine.available_bytes else "note"
+    advice = "" if planned else "; nobody planned it: see `tenure plan`, `tenure replay --memory`, then give --memory"
     return state, (
         f"{human(machine.available_bytes)} of {human(machine.total_bytes)} available; "
-        f"budget {human(wanted)} ({granted.note})"
+        f"budget {human(wanted)} ({granted.note}){advice}"
     )
 
 
