@@ -52,7 +52,10 @@ TENURE_INLINE __mmask16 lanes_below(int count) {
 
 // Scores of R rows against 64 tokens. One step ahead is far enough for the prefetch to L2 to arrive, and near enough for
 // it to still be there.
-template <int R, bool prefetch>
+// How much of the step after is prefetched on the way: nothing, two plain blocks, or what less there is.
+enum class Ahead { nothing, plain, less };
+
+template <int R, Ahead prefetch>
 TENURE_INLINE void scores(const Step& step, const uint16_t* q, int head_dim, __m512 (*out)[kTilesPerStep]) {
     __m512 sum[R][kTilesPerStep];
     for (int r = 0; r < R; r++)
@@ -62,7 +65,7 @@ TENURE_INLINE void scores(const Step& step, const uint16_t* q, int head_dim, __m
     for (int d = 0; d < head_dim / 2; d++) {
         const __m512i a = _mm512_loadu_si512(k0 + 64 * d), b = _mm512_loadu_si512(k1 + 64 * d);
         const __m512i c = _mm512_loadu_si512(k2 + 64 * d), e = _mm512_loadu_si512(k3 + 64 * d);
-        if (prefetch && d < ahead) {
+        if (prefetch == Ahead::plain || (prefetch == Ahead::less && d < ahead)) {
             for (int i = 0; i < kTilesPerStep; i++) {
                 _mm_prefetch(reinterpret_cast<const char*>(step.next[i] + 128 * d), _MM_HINT_T1);
                 _mm_prefetch(reinterpret_cast<const char*>(step.next[i] + 128 * d + 64), _MM_HINT_T1);
@@ -81,11 +84,11 @@ TENURE_INLINE void scores(const Step& step, const uint16_t* q, int head_dim, __m
 }
 
 // The running softmax of one row takes in 64 scores, of which it sees some (all of them unless masked).
-// `v_scale`: what the probabilities are multiplied by before they are rounded, or null. `turned`: another sum like o, or
+// `v_scale`: what the probabilities are multiplied by before they are rounded, if scaled. `turned`: another sum like o, or
 // null.
-template <bool masked>
+template <bool masked, bool scaled>
 TENURE_INLINE void absorb(const __m512* score, Seen sees, int head_dim, float* o, float* turned, float* m, float* l,
-                          const float* v_scale, uint16_t* p) {
+                          [[maybe_unused]] const float* v_scale, uint16_t* p) {
     [[maybe_unused]] const __m512 lowest = _mm512_set1_ps(kLowest);
     __m512 s[kTilesPerStep];
     [[maybe_unused]] __mmask16 seen[kTilesPerStep];
@@ -110,7 +113,7 @@ TENURE_INLINE void absorb(const __m512* score, Seen sees, int head_dim, float* o
         __m512 e = (__m512)exp2_lanes((f32x16)_mm512_sub_ps(s[i], top));
         if constexpr (masked) e = _mm512_maskz_mov_ps(seen[i], e);
         sum = _mm512_add_ps(sum, e);
-        if (v_scale) e = _mm512_mul_ps(e, _mm512_load_ps(v_scale + kTileTokens * i));
+        if constexpr (scaled) e = _mm512_mul_ps(e, _mm512_load_ps(v_scale + kTileTokens * i));
         _mm256_store_si256(reinterpret_cast<__m256i*>(p + kTileTokens * i), (__m256i)_mm512_cvtneps_pbh(e));
     }
     _mm512_store_ps(l, sum);
@@ -150,10 +153,12 @@ void step_rows(const Step& step, const Work& work, const Part& part, int row, co
                bool prefetch) {
     __m512 score[R][kTilesPerStep];
     const uint16_t* q = work.q + row * head_dim;
-    if (prefetch)
-        scores<R, true>(step, q, head_dim, score);
+    if (!prefetch)
+        scores<R, Ahead::nothing>(step, q, head_dim, score);
+    else if (step.next_lines == head_dim)
+        scores<R, Ahead::plain>(step, q, head_dim, score);
     else
-        scores<R, false>(step, q, head_dim, score);
+        scores<R, Ahead::less>(step, q, head_dim, score);
     if (step.k_scale)
         for (int i = 0; i < kTilesPerStep; i++) {
             const __m512 scale = _mm512_load_ps(step.k_scale + kTileTokens * i);
@@ -169,10 +174,14 @@ void step_rows(const Step& step, const Work& work, const Part& part, int row, co
     for (int r = 0; r < R; r++) {
         float *o_row = o + r * head_dim, *m = part.m + row + r, *l = work.l + 16 * (row + r);
         float* turned_row = work.turns ? turned + r * head_dim : nullptr;
-        if (masked)
-            absorb<true>(score[r], seen[r], head_dim, o_row, turned_row, m, l, step.v_scale, p[r]);
+        if (!masked && !step.v_scale)
+            absorb<false, false>(score[r], seen[r], head_dim, o_row, turned_row, m, l, nullptr, p[r]);
+        else if (!masked)
+            absorb<false, true>(score[r], seen[r], head_dim, o_row, turned_row, m, l, step.v_scale, p[r]);
+        else if (!step.v_scale)
+            absorb<true, false>(score[r], seen[r], head_dim, o_row, turned_row, m, l, nullptr, p[r]);
         else
-            absorb<false>(score[r], seen[r], head_dim, o_row, turned_row, m, l, step.v_scale, p[r]);
+            absorb<true, true>(score[r], seen[r], head_dim, o_row, turned_row, m, l, step.v_scale, p[r]);
     }
     if (step.turned[0] == step.turned[1])
         return weigh_columns<R>(step, step.first, step.tiles, p, head_dim, step.turned[0] ? turned : o);

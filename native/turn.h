@@ -12,7 +12,9 @@ namespace {
 template <int stride>
 TENURE_INLINE f32x16 butterfly(f32x16 x) {
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const f32x16 other = __builtin_shuffle(x, lane ^ stride);
+    constexpr int s = stride;
+    const f32x16 other = __builtin_shufflevector(x, x, 0 ^ s, 1 ^ s, 2 ^ s, 3 ^ s, 4 ^ s, 5 ^ s, 6 ^ s, 7 ^ s, 8 ^ s, 9 ^ s,
+                                                 10 ^ s, 11 ^ s, 12 ^ s, 13 ^ s, 14 ^ s, 15 ^ s);
     return (lane & stride) != 0 ? other - x : other + x;
 }
 
