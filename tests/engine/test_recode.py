@@ -35,7 +35,7 @@ def test_an_exact_request_beside_recoded_ones_gets_the_same_bits() -> None:
         expected = seen.trace(alone)
     with watched(model(), blocks=26, pressure="recode:int4@60%,pause@100%", max_step_ms=1e9, canary_steps=1) as seen:
         exact = replace(seen.ask(prompt, 60), exact=True)
-        others = [seen.ask(prompt[:40] + english(80, 300 * i), 60) for i in range(1, 4)]
+        others = [seen.ask(english(120, 300 * i), 60) for i in range(1, 4)]
         done = seen.run(*others, exact)
         facts = seen.engine.facts.since(0)[0]
         assert any(isinstance(fact, BlockGone) and fact.fate is Fate.RECODED for fact in facts)
