@@ -31,13 +31,18 @@ def serve(resolved: Resolved) -> int:
     settings = resolved.settings
     configure_logging(settings)
     from tenure.cli.lifecycle import bind, server
+    from tenure.cli.waiting_room import waiting_room
 
     sock = bind(settings.host, settings.port)
     port = int(sock.getsockname()[1])
-    from tenure.cli.compose import compose
+    with contextlib.ExitStack() as stack:
+        with waiting_room(sock):
+            from tenure.cli.compose import compose
 
-    with compose(settings) as composed, recording(resolved, composed.engine):
+            composed = stack.enter_context(compose(settings))
+        stack.enter_context(recording(resolved, composed.engine))
         lines = banner(settings, composed.engine.card, composed.engine.stats(), port, composed.budget.note)
+        lines.append(f"KV {composed.engine.card.codec}: {composed.quality}")
         print("\n".join(lines), flush=True)
         logging.getLogger("tenure").info("ready in %.2f s", time.monotonic() - began)
         server(composed, settings.grace).run([sock])
