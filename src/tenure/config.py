@@ -236,6 +236,13 @@ class Settings:
         None, AMOUNT, MEMORY, "Budget for arena and staging alone; instead of --memory.", "what --memory leaves"
     )
     kv_cache_dtype: KvDtype = _knob("auto", choice(*get_args(KvDtype)), MEMORY, "How K and V are stored. auto is bf16.")
+    quality_gate: bool = _knob(
+        True, SWITCH, MEMORY,
+        "Measure what the KV codec costs this model, once, and refuse one that misses the floor.",
+    )  # fmt: skip
+    quality_floor: str = _knob(
+        "0.025,0.90", TEXT, MEMORY, "KL to bf16 at most, and share of equal first choices at least, of the KV codec."
+    )
     eviction: str = _knob("gittins", TEXT, MEMORY, "Policy that chooses which unleased block goes first.")
     pressure: str = _knob(
         "pause@95%", TEXT, MEMORY,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tenure.cli.gate import gate
 from tenure.cli.machine import Budget, budget, probe
 from tenure.config import Settings
 from tenure.errors import ModelNotFound
@@ -36,6 +37,8 @@ class Composed:
     app: Any
     http: ServerSettings
     budget: Budget
+    quality: str
+    """What the KV codec costs this model."""
 
 
 @contextlib.contextmanager
@@ -57,6 +60,7 @@ def compose(settings: Settings) -> Iterator[Composed]:
             context=settings.max_model_len,
             progress=told,
         )
+        quality = gate(model, codec_name(settings), settings, told)
     engine = Engine(
         model,
         EngineSettings(
@@ -82,7 +86,7 @@ def compose(settings: Settings) -> Iterator[Composed]:
     )
     with engine:
         http = http_settings(settings, tenants)
-        yield Composed(engine, create_app(engine, http), http, granted)
+        yield Composed(engine, create_app(engine, http), http, granted, quality)
 
 
 def tenants_of(settings: Settings) -> Tenants:

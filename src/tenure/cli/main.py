@@ -12,6 +12,7 @@ from tenure.cli.chat import chat
 from tenure.cli.doctor import doctor
 from tenure.cli.lint import lint
 from tenure.cli.plan import plan
+from tenure.cli.quality import quality
 from tenure.cli.replay import replay
 from tenure.cli.serve import serve
 from tenure.cli.trace import app as trace
@@ -24,7 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Serve open-weights language models to many conversations from one fixed, visible KV budget.",
 )
-for command in (serve, chat, plan, doctor, bench, replay, lint):
+for command in (serve, chat, plan, quality, doctor, bench, replay, lint):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

@@ -62,7 +62,7 @@ class Axis:
             last = math.floor(round(math.log(self.high, base), 6))
             every = max(1, -(-(last - first + 1) // 9))
             return [base**n for n in range(first, last + 1, every)]
-        step = 10 ** math.floor(math.log10((self.high - self.low) / 4))
+        step: float = 10.0 ** math.floor(math.log10((self.high - self.low) / 4))
         step *= next(n for n in (1, 2, 5, 10) if (self.high - self.low) / (n * step) <= 6)
         first = math.ceil(self.low / step)
         return [n * step for n in range(first, math.floor(self.high / step + 1e-9) + 1)]
@@ -94,9 +94,9 @@ def short(value: float) -> str:
     for size, unit in ((2**20, "Mi"), (2**10, "k")):
         if value >= size and value % size == 0:
             return f"{value / size:g}{unit}"
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
+    for scale, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g}{unit}"
     return f"{value:.3g}"
 
 
