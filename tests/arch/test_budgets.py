@@ -58,7 +58,9 @@ def test_the_core_is_small() -> None:
 
 
 def test_explaining_costs_no_budget() -> None:
-    source = '"""What it is."""\n\n# why\nx = (\n    1,\n)\n\n\ndef f() -> None:\n    """Docs.\n\n    More.\n    """\n    g("""a\nb""")\n'
+    lines = ['"""What it is."""', "", "# why", "x = (", "    1,", ")", "", "def f() -> None:", '    """Docs.', "    More."]
+    lines += ['    """', '    g("""a', 'b""")', ""]
+    source = "\n".join(lines)
     assert _code_lines(source) == 3 + 1 + 2
 
 
