@@ -161,6 +161,7 @@ class CommonBody(Strict):
     prompt_cache_key: Name | None = None
     overflow: Overflow | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    codec: Literal["exact", "any"] | None = None
 
     @field_validator("stop")
     @classmethod
@@ -412,6 +413,7 @@ def _ask(
             overflow=overflow_of(serves, body),
             forgotten=prompt.forgotten,
             pins=prompt.pins,
+            exact=body.codec == "exact",
         )
         for number, prompt in enumerate(prompts)
     ]
