@@ -84,7 +84,7 @@ class _Idle:
 
     def stats(self) -> Snapshot:
         zeros: dict[str, Any] = {field.name: 0 for field in dataclasses.fields(Snapshot)}
-        return Snapshot(**{**zeros, "pool": PoolCounts(0, 0, 0, 0), "codec": "bf16", "tenants": ()})
+        return Snapshot(**{**zeros, "pool": PoolCounts(0, 0, 0, 0), "codec": "bf16", "tenants": (), "by_codec": ()})
 
 
 def metrics_page() -> str:

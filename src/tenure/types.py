@@ -423,4 +423,6 @@ class Snapshot:
     """Trimming moves by the context divided by this."""
     pinned_blocks: int = 0
     """Of the leased ones, those that pins hold."""
+    by_codec: tuple[KindCounts, ...] = ()
+    """Blocks in use by how they are stored, what is staged among them; `pool` counts in blocks of `codec`."""
     tenants: tuple[TenantView, ...] = ()

@@ -48,7 +48,7 @@ from tenure.sched.scheduler import Scheduler, SchedulerLimits
 from tenure.sched.step import CostModel
 from tenure.server.serves import Change, Health, ModelCard, Prompt
 from tenure.tenants import SharedPrefix
-from tenure.types import Guide, PoolCounts, Request, Scope, Snapshot, Token
+from tenure.types import Guide, KindCounts, PoolCounts, Request, Scope, Snapshot, Token
 from tenure.views import ConversationView, Forecast, TenantView
 
 T = TypeVar("T")
@@ -70,6 +70,7 @@ class _State:
     steps: int
     leaked: int
     pinned: int
+    by_codec: tuple[KindCounts, ...]
     tenants: tuple[TenantView, ...]
 
 
@@ -299,6 +300,7 @@ class Engine(PythonApi):
             overflow=self.settings.overflow,
             trim_steps=self.settings.trim_steps,
             pinned_blocks=state.pinned,
+            by_codec=state.by_codec,
             tenants=state.tenants,
         )
 
@@ -432,6 +434,7 @@ class Engine(PythonApi):
             self._scheduler.steps,
             cache.leaked(),
             self._scheduler.pins.blocks,
+            cache.by_codec(),
             self._tenants,
         )
 

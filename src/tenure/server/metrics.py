@@ -150,6 +150,14 @@ def _gauges(labels: _Labels, stats: Snapshot) -> Iterator[Metric]:
     yield labels.gauge(
         "tenure:kv_blocks", "Blocks; the states add up to the total.", blocks, ("tier", "codec", "state")
     )
+    in_use = {
+        ("device", kind.codec, state): n
+        for kind in stats.by_codec
+        for state, n in (("leased", kind.leased), ("cached", kind.cached))
+    }
+    yield labels.gauge(
+        "tenure:kv_held_blocks", "Blocks in use, by how they are stored.", in_use, ("tier", "codec", "state")
+    )
     arena = {("device", stats.codec): stats.arena_bytes}
     yield labels.gauge("tenure:kv_bytes", "Bytes reserved for blocks.", arena, ("tier", "codec"))
     yield labels.gauge("tenure:weight_bytes", "Bytes of the weights.", {one: stats.weight_bytes})
