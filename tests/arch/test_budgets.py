@@ -58,8 +58,8 @@ def test_the_core_is_small() -> None:
 
 
 def test_explaining_costs_no_budget() -> None:
-    lines = ['"""What it is."""', "", "# why", "x = (", "    1,", ")", "", "def f() -> None:", '    """Docs.', "    More."]
-    lines += ['    """', '    g("""a', 'b""")', ""]
+    lines = ['"""What it is."""', "", "# why", "x = (", "    1,", ")", "", "def f() -> None:"]
+    lines += ['    """Docs.', "    More.", '    """', '    g("""a', 'b""")', ""]
     source = "\n".join(lines)
     assert _code_lines(source) == 3 + 1 + 2
 
