@@ -183,6 +183,9 @@ class Nothing:
     def limit(self, total_blocks: int) -> int:
         return total_blocks
 
+    def start_limit(self, total_blocks: int) -> int:
+        return total_blocks
+
     def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Wait:
         return Wait("for this test")
 
@@ -242,6 +245,7 @@ def test_policies_are_found_by_name(kind: str) -> None:
 def test_who_has_blocks_to_recode_is_recoded_before_anyone_is_paused() -> None:
     steps = ladder("recode:int8@60%, pause@90%")
     assert steps.codecs == ("int8",)
+    assert (steps.limit(100), steps.start_limit(100)) == (60, 90)
     short = Shortfall(1, 4, 0, "growing")
     load = replace(LOAD, free_blocks=30, evictable_blocks=0, total_blocks=100)
     able = [view(1, 1.0), replace(view(2, 0.0), recodable_blocks=5)]

@@ -252,6 +252,9 @@ class WaitsAlways:
     def limit(self, total_blocks: int) -> int:
         return total_blocks
 
+    def start_limit(self, total_blocks: int) -> int:
+        return total_blocks
+
     def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Wait:
         return Wait("for this test")
 

@@ -203,6 +203,10 @@ class PressurePolicy(Protocol):
         """Leased blocks up to which nothing needs to be done, of a pool of `total_blocks`."""
         ...
 
+    def start_limit(self, total_blocks: int) -> int:
+        """Leased blocks up to which sequences start: where someone would have to wait."""
+        ...
+
     def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Relief:
         """What to do before a running sequence grows above the limit. When the shortfall is not hard, it grows all the
         same if nothing is to be done; else Wait pauses it, and Refuse ends it."""

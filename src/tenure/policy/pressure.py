@@ -31,6 +31,9 @@ class PauseOne:
     def limit(self, total_blocks: int) -> int:
         return total_blocks
 
+    def start_limit(self, total_blocks: int) -> int:
+        return total_blocks
+
     def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Relief:
         if len(running) < 2:
             return Refuse(
@@ -53,6 +56,9 @@ class RecodeOne:
         self.codecs: tuple[str, ...] = (codec,)
 
     def limit(self, total_blocks: int) -> int:
+        return total_blocks
+
+    def start_limit(self, total_blocks: int) -> int:
         return total_blocks
 
     def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Relief:
@@ -98,6 +104,10 @@ class Ladder:
 
     def limit(self, total_blocks: int) -> int:
         return self._steps[0].limit(total_blocks)
+
+    def start_limit(self, total_blocks: int) -> int:
+        waits = [step for step in self._steps if not step.policy.codecs]
+        return waits[0].limit(total_blocks) if waits else total_blocks
 
     def relieve(self, shortfall: Shortfall, running: Sequence[RunningView], load: Load) -> Relief:
         leased = load.total_blocks - load.free_blocks - load.evictable_blocks + shortfall.needed

@@ -263,7 +263,7 @@ class Scheduler:
     ) -> None:
         """Start whoever can, in turn. Overtaken are only those that wait for blocks under computation, for the limits
         of their tenant, or because someone paused them."""
-        limit = self.pressure.limit(self.cache.counts().total)
+        limit = self.pressure.start_limit(self.cache.counts().total)
         for seq in self.queue.turns(self._held):
             if len(self._running) >= self.limits.max_num_seqs or not budget.open or self._still_blocked(seq):
                 return
