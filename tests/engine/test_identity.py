@@ -145,7 +145,9 @@ def test_four_answers(weights: Weights, size: Size, codec: str) -> None:
         done = seen.run(*requests)
         for index in range(4):
             agree(seen, requests, cold(weights, size, codec), index)
-        assert all(end.receipt.recomputed_tokens == 0 for end in done)
+        # The head of a quantised block is of no use: when the prompt ends with one, the others compute it again.
+        most = 0 if codec == "bf16" else 3 * 31
+        assert all(end.receipt.recomputed_tokens <= most for end in done)
 
 
 @pytest.mark.parametrize("size", SIZES)
