@@ -23,6 +23,9 @@ MARKS = {"ok": "✓", "note": "·", "fail": "✗"}
 COLOURS = {"ok": "32", "note": "33", "fail": "31"}
 
 Json = Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")]
+Calibrate = Annotated[
+    bool, typer.Option("--calibrate", help="Measure this machine's speed too, for the predictions of tenure plan.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,10 @@ class Finding:
 
 
 @takes("model", "memory", "kv_cache_memory_bytes", "kv_cache_dtype", "threads", "isa")
-def doctor(resolved: Resolved, as_json: Json = False) -> int:
+def doctor(resolved: Resolved, as_json: Json = False, calibrate: Calibrate = False) -> int:
     """Look at processor, memory, model, kernels and cache; exit 1 when something is broken."""
     findings = []
-    for finding in examine(resolved.settings):
+    for finding in examine(resolved.settings, speed=calibrate):
         findings.append(finding)
         if not as_json:
             print(line(finding), flush=True)
@@ -61,7 +64,7 @@ def line(finding: Finding) -> str:
     return f"{mark} {finding.check:<14} {finding.detail}"
 
 
-def examine(settings: Settings) -> Iterator[Finding]:
+def examine(settings: Settings, *, speed: bool = False) -> Iterator[Finding]:
     """All checks, in order. A check that raises is a finding, not the end."""
     from tenure.cli.compose import choose_isa
     from tenure.cli.selftest import attention_kernels, cache_exercise, linear_kernels
@@ -78,6 +81,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield attempt("linear", lambda: ("ok", linear_kernels()))
     yield attempt("attention", lambda: ("ok", attention_kernels()))
     yield attempt("KV cache", lambda: ("ok", cache_exercise()))
+    if speed:
+        yield attempt("speed", lambda: calibration(settings))
 
 
 def attempt(check: str, look: Callable[[], tuple[State, str]]) -> Finding:
@@ -124,6 +129,18 @@ def memory(settings: Settings, machine: Machine) -> tuple[State, str]:
     return state, (
         f"{human(machine.available_bytes)} of {human(machine.total_bytes)} available; "
         f"budget {human(wanted)} ({granted.note}){advice}"
+    )
+
+
+def calibration(settings: Settings) -> tuple[State, str]:
+    """Measure this machine, and keep it."""
+    from tenure.cli.calibration import file
+    from tenure.cli.live import calibrate
+
+    found = calibrate(settings)
+    return "ok", (
+        f"{found.flops / 1e9:.0f} GFLOP/s in prompts, weights read at {found.weight_bytes_per_s / 1e9:.1f} GB/s and "
+        f"KV at {found.kv_bytes_per_s / 1e9:.1f} GB/s; kept in {file()}"
     )
 
 

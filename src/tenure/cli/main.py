@@ -10,6 +10,7 @@ import tenure
 from tenure.cli.bench import bench
 from tenure.cli.chat import chat
 from tenure.cli.doctor import doctor
+from tenure.cli.explain import explain
 from tenure.cli.lint import lint
 from tenure.cli.plan import plan
 from tenure.cli.quality import quality
@@ -25,7 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Serve open-weights language models to many conversations from one fixed, visible KV budget.",
 )
-for command in (serve, chat, plan, quality, doctor, bench, replay, lint):
+for command in (serve, chat, plan, quality, explain, doctor, bench, replay, lint):
     app.command()(command)
 app.add_typer(trace, name="trace")
 

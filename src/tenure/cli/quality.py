@@ -44,10 +44,9 @@ def quality(
     names = codec_names(kv) if kv is not None else ("bf16", "int8", "k8v4", "int4")
     if "f32" in names:
         raise ConfigError("kv", "--kv f32: the gate compares with bf16, which f32 is not below")
-    words = read_text(text)
+    words, floor = read_text(text), floor_of(resolved.settings)
     with measuring(resolved.settings) as (model, told):
         found = figures(model, names, words, told, again=again, quick=quick)
-    floor = floor_of(resolved.settings)
     chart = plot(model.name, found)
     if svg is not None:
         write(svg, plots.svg(chart))
