@@ -48,6 +48,7 @@ def answer(request: bytes) -> bytes:
     """The whole reply to a request of which at least the first line is there."""
     words = request.split(b"\r\n", 1)[0].split()
     path = words[1].split(b"?", 1)[0].decode("latin-1") if len(words) > 1 else ""
+    body: dict[str, object]
     if path in ALIVE:
         status, body = "200 OK", {"status": "ok"}
     elif path == "/ready":
