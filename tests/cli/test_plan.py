@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 import time
@@ -14,10 +15,11 @@ from tests.planner.configs import CONFIGS
 from typer.testing import CliRunner, Result
 
 from tenure.cli.calibration import file, keep, stored
+from tenure.cli.machine import probe
 from tenure.cli.main import app
 from tenure.planner.speed import Calibration
 
-MEASURED = Calibration("cpu", "small", "auto", 1e11, 1e11, 1e10, 1e10)
+MEASURED = Calibration(f"{probe().cpu}, 2 threads", "small", "auto", 1e11, 1e11, 1e10, 1e10)
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +91,10 @@ def test_predictions_come_from_the_calibration(tmp_path: Path) -> None:
     speeds = as_json("--memory", "1GiB", "--shared-prefix", "1024")["codecs"]["bf16"]["speed"]
     assert 0 < speeds["ttft_shared_s"] < speeds["ttft_s"]
     assert "first token, predicted" in run("--memory", "1GiB").output
+    keep(dataclasses.replace(MEASURED, machine="another processor"))
+    other = run("--memory", "1GiB")
+    assert "is of another processor" in other.output
+    assert "first token, predicted" not in other.output
     file().write_text("{")
     result = run("--memory", "1GiB")
     assert result.exit_code == 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tenure.cli.machine import budget_unchecked, human, probe
-from tenure.cli.options import takes
+from tenure.cli.options import complain, takes
 from tenure.config import Resolved
 from tenure.errors import ConfigError
 
@@ -114,6 +114,9 @@ def predictions(model: Anatomy, made: Plan, wish: Wish) -> dict[str, Speed]:
 
     calibration = stored()
     if calibration is None:
+        return {}
+    if not calibration.machine.startswith(probe().cpu):
+        complain(f"the calibration is of {calibration.machine}; `tenure doctor --calibrate` measures this machine")
         return {}
     shared = min(wish.shared_prefix, made.context)
     return {

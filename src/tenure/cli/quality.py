@@ -89,11 +89,11 @@ def plot(name: str, found: dict[str, Quality]) -> Any:
     """Quality against size: KL over bits."""
     from tenure.lab.plots import Chart, Series
 
-    points = sorted((q.bits, max(q.kl, 0.0)) for codec, q in found.items())
+    points = tuple(Series(codec, ((q.bits, max(q.kl, 0.0)),)) for codec, q in found.items())
     return Chart(
         f"What fewer bits cost, {name}",
         "KL to bf16 against bits per value: " + ", ".join(f"{codec} {q.kl:.4f}" for codec, q in found.items()),
-        "bits per value of K and V", "KL to bf16, nats", (Series("KL", tuple(points)),),
+        "bits per value of K and V", "KL to bf16, nats", points,
     )  # fmt: skip
 
 

@@ -159,7 +159,7 @@ def codecs(anatomy: Anatomy, quality: Mapping[str, Quality], arena: int) -> Sect
     for name, q in quality.items():
         count = Room(anatomy, name, arena).conversations(LENGTH)
         rows.append((name, f"{q.bytes_per_token:,}", f"{count:,}", f"{q.kl:.4f}", f"{q.top1:.1%}"))
-        points.append((float(count), q.kl))
+        points.append(Series(name, ((float(count), q.kl),)))
     return Section(
         "What fewer bits cost, and buy",
         ("Fewer bits for a full block hold more conversations and blur the answers a little: measured on this model.",),
@@ -167,7 +167,7 @@ def codecs(anatomy: Anatomy, quality: Mapping[str, Quality], arena: int) -> Sect
             Chart(
                 "Quality against conversations", "KL to bf16 against conversations that fit, by codec.",
                 f"conversations of {LENGTH} tokens", "KL, nats",
-                (Series(" → ".join(quality), tuple(sorted(points))),),
+                tuple(points),
             ),
         ),
         tuple(rows),
