@@ -123,6 +123,13 @@ class NotFound(RequestError):
     code = "not_found"
 
 
+class Deleted(RequestError):
+    """The request's conversation was deleted while it ran."""
+
+    status = 409
+    code = "conversation_deleted"
+
+
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"

@@ -10,6 +10,7 @@ from tests.server.conftest import Running
 from tests.server.fake import CONTEXT
 
 from tenure.tenants import Tenant, Tenants
+from tenure.types import Finish
 from tenure.views import ConversationView, PinView
 
 Serve = Callable[..., Running]
@@ -54,6 +55,17 @@ def test_a_plan_of_a_completion_and_of_a_chat_that_would_be_trimmed(server: Runn
 def test_a_plan_refuses_what_a_request_would_be_refused_for(server: Running) -> None:
     assert server.http.post("/v1/kv/plan", json={"messages": []}).status_code == 400
     assert server.http.post("/v1/kv/plan", json={}).json()["error"]["param"] == "messages"
+
+
+def test_a_plan_is_for_one_prompt(server: Running) -> None:
+    several = server.http.post("/v1/kv/plan", json={"prompt": ["one", "two"]})
+    assert (several.status_code, several.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_a_request_whose_conversation_is_deleted_is_told_so(server: Running) -> None:
+    server.fake.script.finish = Finish.CANCELLED
+    reply = server.http.post("/v1/completions", json={"prompt": "one", "session_id": "gone"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "conversation_deleted")
 
 
 def test_a_tenant_lists_its_own_and_the_operator_all(shared: Running) -> None:

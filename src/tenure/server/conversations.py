@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tenure.errors import InvalidRequest
 from tenure.server.asks import Ask, chat_ask, completion_ask
 from tenure.server.body import Strict, parse_object, validate
 from tenure.server.caller import Caller, caller_of
@@ -50,6 +51,8 @@ class Conversations:
         require_json(request.scope)
         body, caller = await request.body(), caller_of(request)
         ask = await self._texts.run(weight(body), lambda: self._ask(parse_object(body), caller))
+        if len(ask.requests) > 1:
+            raise InvalidRequest(f"a plan is made for one prompt, not for {len(ask.requests)}", param="prompt")
         first = ask.request
         return Json(forecast_object(first, await self._serves.forecast(first), self._serves.card.context_limit))
 

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from starlette.types import Receive
 
-from tenure.errors import Draining, Internal, RequestError, SlowClient, TimedOut
+from tenure.errors import Deleted, Draining, Internal, RequestError, SlowClient, TimedOut
 from tenure.server.serves import Handle
 from tenure.types import Done, Finish, LimitCause
 
@@ -118,5 +118,5 @@ class Leash:
             return Internal(done.error)
         normal = sum(finish in (Finish.STOP, Finish.LENGTH) for finish, _ in finishes)
         if normal < self._handle.request.n:
-            return Internal("the request was cancelled by the server")
+            return Deleted("the conversation was deleted while this answer was written")  # nothing else cancels it
         return None
