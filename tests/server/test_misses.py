@@ -10,6 +10,7 @@ from tests.server.fake import FakeServes
 
 from tenure.events import RequestDone, RequestQueued
 from tenure.server.misses import ADVICE, Misses
+from tenure.server.receipts import miss_object
 from tenure.types import Miss, MissReason, Receipt, Timings, Usage
 
 
@@ -56,7 +57,7 @@ def test_nothing_has_happened_yet() -> None:
 def test_tenants_see_their_own() -> None:
     fake = FakeServes()
     misses = Misses(fake)
-    receipt = Receipt(9, 0, 9, {}, Miss("cold", 0, None), (), {}, 0, 0, 0.0, 4096, 9)
+    receipt = Receipt(9, 0, 9, {}, Miss("cold", 0), (), {}, 0, 0, 0.0, 4096, 9)
     for name in ("a", "b"):
         done = RequestDone(
             2.0, name, (), None, Usage(9, 1, 0), receipt, Timings(9, 1.0, 1, 1.0, 0, 0.0), 1.0, 1.0, None, tenant=name
@@ -64,3 +65,8 @@ def test_tenants_see_their_own() -> None:
         fake.facts.emit(done)
     assert [miss["request"] for miss in misses.report("a")["recent"]] == ["a"]
     assert len(misses.report(None)["recent"]) == 2
+
+
+def test_a_cold_miss_behind_a_reused_head_does_not_say_that_nothing_was_held() -> None:
+    assert miss_object(Miss("cold", 0))["detail"] == "nothing of this prompt was held"
+    assert miss_object(Miss("cold", 96))["detail"] == "nothing beyond it was held"

@@ -36,7 +36,7 @@ def miss_object(miss: Miss) -> dict[str, Any]:
         "reason": miss.reason,
         "at_token": miss.at_token,
         "message": miss.message,
-        "detail": MISS_MESSAGES[miss.reason],
+        "detail": "nothing beyond it was held" if miss.reason == "cold" and miss.at_token else MISS_MESSAGES[miss.reason],
         **({} if miss.by is None else {"by": miss.by}),
         **({} if miss.ago_s is None else {"ago_s": round(miss.ago_s, 3)}),
     }
