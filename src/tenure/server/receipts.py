@@ -18,6 +18,8 @@ MISS_MESSAGES = {
     "below_minimum": "what is held is too short to be shared",
     "unknown": "the reason was not recorded",
 }
+BEHIND_A_HEAD = "nothing beyond it was held"
+"""Of a cold miss that is not at the first token."""
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def miss_object(miss: Miss) -> dict[str, Any]:
         "reason": miss.reason,
         "at_token": miss.at_token,
         "message": miss.message,
-        "detail": "nothing beyond it was held" if miss.reason == "cold" and miss.at_token else MISS_MESSAGES[miss.reason],
+        "detail": BEHIND_A_HEAD if miss.reason == "cold" and miss.at_token else MISS_MESSAGES[miss.reason],
         **({} if miss.by is None else {"by": miss.by}),
         **({} if miss.ago_s is None else {"ago_s": round(miss.ago_s, 3)}),
     }
