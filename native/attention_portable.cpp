@@ -20,6 +20,37 @@ struct Rows {
     int first;         // index of the first row in the part
 };
 
+constexpr int kPieces = kTileTokens / kLanes;  // registers that hold one f32 of each token of a tile
+
+// Sums of R rows, kept in registers: of the 16 tokens of a tile or of 16 elements of V.
+template <int R>
+struct Sums {
+    f32xn of[R][kPieces];
+
+    [[gnu::always_inline]] void clear() {
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < kPieces; i++) of[r][i] = f32xn{};
+    }
+    [[gnu::always_inline]] void read(const float* from, int stride) {
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < kPieces; i++) of[r][i] = load<f32xn>(from + r * stride + i * kLanes);
+    }
+    [[gnu::always_inline]] void write(float* to, int stride) const {
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < kPieces; i++) store(to + r * stride + i * kLanes, of[r][i]);
+    }
+    // += x[16] * factor[r][at]
+    template <class Piece, class Factors>
+    [[gnu::always_inline]] void add(Piece piece, const Factors& factor, int at) {
+        f32xn x[kPieces];
+        for (int i = 0; i < kPieces; i++) x[i] = piece(i);
+        for (int r = 0; r < R; r++) {
+            const f32xn y = splat<f32xn>(factor[r][at]);
+            for (int i = 0; i < kPieces; i++) of[r][i] = madd(x[i], y, of[r][i]);
+        }
+    }
+};
+
 // K of element d and 16 tokens, and V of one token and 16 elements.
 template <Codec codec>
 struct Tile;
@@ -27,86 +58,82 @@ struct Tile;
 template <>
 struct Tile<Codec::f32> {
     template <int R>
-    static void scores(const uint8_t* tile, int head_dim, const Rows& rows, f32x16* out) {
-        f32x16 sum[R] = {};
-        for (int d = 0; d < head_dim; d++) {
-            const auto k = load<f32x16>(tile + 64 * d);
-            for (int r = 0; r < R; r++) sum[r] = madd(k, splat(rows.q[r][d]), sum[r]);
-        }
-        for (int r = 0; r < R; r++) out[r] = sum[r];
+    TENURE_INLINE void scores(const uint8_t* tile, int head_dim, const float* const* q, Sums<R>& sums) {
+        for (int d = 0; d < head_dim; d++)
+            sums.add([&](int i) { return load<f32xn>(tile + 64 * d + 4 * kLanes * i); }, q, d);
     }
     template <int R>
-    static void values(const uint8_t* tile, int tokens, int head_dim, int column, const float (*p)[kStepTokens],
-                       f32x16* sum) {
+    TENURE_INLINE void values(const uint8_t* tile, int tokens, int head_dim, int column, const float* const* p,
+                              Sums<R>& sums) {
         const uint8_t* v = tile + 4 * (kTileTokens * head_dim + column);
         for (int t = 0; t < tokens; t++)
-            for (int r = 0; r < R; r++)
-                sum[r] = madd(load<f32x16>(v + 4 * t * head_dim), splat(p[r][t]), sum[r]);
+            sums.add([&](int i) { return load<f32xn>(v + 4 * t * head_dim + 4 * kLanes * i); }, p, t);
     }
 };
 
 template <>
 struct Tile<Codec::bf16> {
     template <int R>
-    static void scores(const uint8_t* tile, int head_dim, const Rows& rows, f32x16* out) {
-        f32x16 sum[R] = {};
+    TENURE_INLINE void scores(const uint8_t* tile, int head_dim, const float* const* q, Sums<R>& sums) {
         for (int d = 0; d < head_dim; d += 2) {
-            const auto pair = load<u32x16>(tile + 32 * d);
-            for (int r = 0; r < R; r++) {
-                sum[r] = madd(low_bf16(pair), splat(rows.q[r][d]), sum[r]);
-                sum[r] = madd(high_bf16(pair), splat(rows.q[r][d + 1]), sum[r]);
-            }
+            const auto pair = [&](int i) { return load<u32xn>(tile + 32 * d + 4 * kLanes * i); };
+            sums.add([&](int i) { return low_bf16(pair(i)); }, q, d);
+            sums.add([&](int i) { return high_bf16(pair(i)); }, q, d + 1);
         }
-        for (int r = 0; r < R; r++) out[r] = sum[r];
     }
     template <int R>
-    static void values(const uint8_t* tile, int tokens, int head_dim, int column, const float (*p)[kStepTokens],
-                       f32x16* sum) {
+    TENURE_INLINE void values(const uint8_t* tile, int tokens, int head_dim, int column, const float* const* p,
+                              Sums<R>& sums) {
         const uint8_t* v = tile + 2 * kTileTokens * head_dim + 4 * column;
         for (int t = 0; t < tokens; t += 2) {
-            const auto pair = load<u32x16>(v + 2 * t * head_dim);
-            for (int r = 0; r < R; r++) {
-                sum[r] = madd(low_bf16(pair), splat(p[r][t]), sum[r]);
-                if (t + 1 < tokens) sum[r] = madd(high_bf16(pair), splat(p[r][t + 1]), sum[r]);
-            }
+            const auto pair = [&](int i) { return load<u32xn>(v + 2 * t * head_dim + 4 * kLanes * i); };
+            sums.add([&](int i) { return low_bf16(pair(i)); }, p, t);
+            if (t + 1 < tokens) sums.add([&](int i) { return high_bf16(pair(i)); }, p, t + 1);
         }
     }
 };
 
+constexpr int32_t kLane[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 // Keeps the lanes [from, to).
-TENURE_INLINE f32x16 mask_lanes(f32x16 x, int from, int to, float otherwise) {
-    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const i32x16 seen = (lane < (to - (i32x16){})) & (lane >= (from - (i32x16){}));
-    return seen ? x : splat(otherwise);
+TENURE_INLINE f32xn mask_lanes(f32xn x, int from, int to, float otherwise) {
+    const auto lane = load<i32xn>(kLane);
+    const i32xn seen = (lane < (to - (i32xn){})) & (lane >= (from - (i32xn){}));
+    return seen ? x : splat<f32xn>(otherwise);
+}
+
+TENURE_INLINE void scale(float* x, int n, f32xn factor) {
+    for (int i = 0; i < n; i += kLanes) store(x + i, load<f32xn>(x + i) * factor);
 }
 
 // The running softmax of one row takes in 64 scores; leaves the probabilities in p.
 // `turned`: another sum like o.
-void absorb(const f32x16* score, int from, int limit, int head_dim, float* o, float* turned, float& m, f32x16& l,
+void absorb(const float* score, int from, int limit, int head_dim, float* o, float* turned, float& m, float* l,
             const float* v_scale, float* p) {
-    f32x16 s[kTilesPerStep], top = splat(kLowest);
-    for (int i = 0; i < kTilesPerStep; i++) {
-        s[i] = mask_lanes(score[i], from - kTileTokens * i, limit - kTileTokens * i, kLowest);
+    f32xn s[kStepTokens / kLanes], top = splat<f32xn>(kLowest);
+    for (int i = 0; i < kStepTokens / kLanes; i++) {
+        s[i] = mask_lanes(load<f32xn>(score + kLanes * i), from - kLanes * i, limit - kLanes * i, kLowest);
         top = vmax(s[i], top);
     }
     const float highest = max_lanes(top);
     if (highest > m + kSlack) {
-        const f32x16 shrink = exp2_lanes(splat(m - highest));
+        const f32xn shrink = exp2_lanes(splat<f32xn>(m - highest));
         m = highest;
-        l = l * shrink;
-        for (int d = 0; d < head_dim; d += 16) store(o + d, load<f32x16>(o + d) * shrink);
-        for (int d = 0; turned && d < head_dim; d += 16) store(turned + d, load<f32x16>(turned + d) * shrink);
+        scale(l, kTileTokens, shrink);
+        scale(o, head_dim, shrink);
+        if (turned) scale(turned, head_dim, shrink);
     }
-    for (int i = 0; i < kTilesPerStep; i++) {
-        const int at = kTileTokens * i;
-        const f32x16 e = mask_lanes(exp2_lanes(s[i] - splat(m)), from - at, limit - at, 0.0f);
-        l = l + e;
-        store(p + at, v_scale ? e * load<f32x16>(v_scale + at) : e);
+    for (int i = 0; i < kStepTokens / kLanes; i++) {
+        const int at = kLanes * i;
+        const f32xn e = mask_lanes(exp2_lanes(s[i] - splat<f32xn>(m)), from - at, limit - at, 0.0f);
+        float* sum = l + at % kTileTokens;
+        store(sum, load<f32xn>(sum) + e);
+        store(p + at, v_scale ? e * load<f32xn>(v_scale + at) : e);
     }
 }
 
 struct Work {
-    f32x16* l;      // [rows] lane sums
+    float* l;       // [rows][16] lane sums
     float* turned;  // [rows][head_dim] sums of turned V; null: there are none
     float soft_cap;
 };
@@ -114,37 +141,43 @@ struct Work {
 // o[R][head_dim] += p V of the tiles [first, end).
 template <Codec codec, int R>
 void weigh(const StepTiles& step, int first, int end, const float (*p)[kStepTokens], int head_dim, float* o) {
-    for (int column = 0; column < head_dim; column += 16) {
-        f32x16 sum[R];
-        for (int r = 0; r < R; r++) sum[r] = load<f32x16>(o + r * head_dim + column);
+    for (int column = 0; column < head_dim; column += kTileTokens) {
+        Sums<R> sums;
+        sums.read(o + column, head_dim);
         for (int i = first; i < end; i++) {
             const int left = step.tokens - i * kTileTokens;
-            const auto* tile_p = reinterpret_cast<const float(*)[kStepTokens]>(&p[0][i * kTileTokens]);
+            const float* tile_p[R];
+            for (int r = 0; r < R; r++) tile_p[r] = p[r] + i * kTileTokens;
             Tile<codec>::template values<R>(step.tile[i], left < kTileTokens ? left : kTileTokens, head_dim, column,
-                                            tile_p, sum);
+                                            tile_p, sums);
         }
-        for (int r = 0; r < R; r++) store(o + r * head_dim + column, sum[r]);
+        sums.write(o + column, head_dim);
     }
+}
+
+// What is left to do to the 64 scores of a row: the scales of tokens, the cap.
+TENURE_INLINE void adjust(float* score, const float* k_scale, float soft_cap) {
+    for (int i = 0; k_scale && i < kStepTokens; i += kLanes)
+        store(score + i, load<f32xn>(score + i) * load<f32xn>(k_scale + i));
+    for (int i = 0; soft_cap > 0.0f && i < kStepTokens; i += kLanes)
+        store(score + i, squash(load<f32xn>(score + i), soft_cap));
 }
 
 template <Codec codec, int R>
 void step_rows(const StepTiles& step, const Rows& rows, const Part& part, const Work& work, int head_dim) {
-    f32x16 score[kTilesPerStep][R];
+    alignas(64) float score[R][kStepTokens], p[R][kStepTokens];
     for (int i = 0; i < kTilesPerStep; i++) {
-        Tile<codec>::template scores<R>(step.tile[i], head_dim, rows, score[i]);
-        if (step.k_scale)
-            for (int r = 0; r < R; r++) score[i][r] = score[i][r] * load<f32x16>(step.k_scale + kTileTokens * i);
-        if (work.soft_cap > 0.0f)
-            for (int r = 0; r < R; r++) score[i][r] = squash(score[i][r], work.soft_cap);
+        Sums<R> sums;
+        sums.clear();
+        Tile<codec>::template scores<R>(step.tile[i], head_dim, rows.q, sums);
+        sums.write(score[0] + kTileTokens * i, kStepTokens);
     }
-    alignas(64) float p[R][kStepTokens];
     float *o = part.o + rows.first * head_dim, *turned = work.turned ? work.turned + rows.first * head_dim : nullptr;
     for (int r = 0; r < R; r++) {
-        f32x16 mine[kTilesPerStep];
-        for (int i = 0; i < kTilesPerStep; i++) mine[i] = score[i][r];
         const int row = rows.first + r;
-        absorb(mine, rows.from[r], rows.limit[r], head_dim, o + r * head_dim, turned ? turned + r * head_dim : nullptr,
-               part.m[row], work.l[row], step.v_scale, p[r]);
+        adjust(score[r], step.k_scale, work.soft_cap);
+        absorb(score[r], rows.from[r], rows.limit[r], head_dim, o + r * head_dim,
+               turned ? turned + r * head_dim : nullptr, part.m[row], work.l + kTileTokens * row, step.v_scale, p[r]);
     }
     for (int i = step.first; i < step.tiles;) {
         const bool turns = step.turned[i / (kTilesPerStep / kBlocksPerStep)];
@@ -178,7 +211,7 @@ void span_rows(const Span& span, const StepTiles& step, const Part& part, const 
 
 struct Scratch {
     StepScratch step;
-    f32x16 l[kMaxTileRows];
+    float l[kMaxTileRows][kTileTokens];
     float turned[kMaxTileRows * kMaxHeadDim];
 };
 static_assert(sizeof(Scratch) <= span_scratch_bytes());
@@ -188,18 +221,16 @@ void turn_back(const Span& span, const Part& part, float* turned) {
     for (int r = 0; r < span.rows; r++, turned += span.head_dim) {
         float* o = part.o + r * span.head_dim;
         turn(turned, span.head_dim);
-        for (int d = 0; d < span.head_dim; d += 16) store(o + d, load<f32x16>(o + d) + load<f32x16>(turned + d));
+        for (int d = 0; d < span.head_dim; d += kLanes) store(o + d, load<f32xn>(o + d) + load<f32xn>(turned + d));
     }
 }
 
 template <Codec codec>
 void span(const Span& span, const Part& part, void* memory) {
     auto& scratch = *static_cast<Scratch*>(memory);
-    Work work{scratch.l, nullptr, span.soft_cap};
-    for (int r = 0; r < span.rows; r++) {
-        part.m[r] = kLowest;
-        work.l[r] = f32x16{};
-    }
+    Work work{scratch.l[0], nullptr, span.soft_cap};
+    for (int r = 0; r < span.rows; r++) part.m[r] = kLowest;
+    std::memset(work.l, 0, sizeof(scratch.l[0]) * span.rows);
     std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
     const int end = span.seen_end();
     for (int begin = span.first_step(); begin < end; begin += kStepTokens) {
@@ -211,7 +242,7 @@ void span(const Span& span, const Part& part, void* memory) {
         span_rows<codec>(span, step, part, work);
     }
     if (work.turned) turn_back(span, part, work.turned);
-    for (int r = 0; r < span.rows; r++) part.l[r] = sum_lanes(work.l[r]);
+    for (int r = 0; r < span.rows; r++) part.l[r] = sum_lanes(load<f32x16>(scratch.l[r]));
 }
 
 void fold(const Part& into, const Part& from, int rows, int head_dim) {
@@ -219,23 +250,23 @@ void fold(const Part& into, const Part& from, int rows, int head_dim) {
         if (from.l[r] == 0.0f) continue;
         const bool keeps = into.m[r] >= from.m[r];  // the running maximum
         const float high = keeps ? into.m[r] : from.m[r], low = keeps ? from.m[r] : into.m[r];
-        const f32x16 one = splat(1.0f), shrink = exp2_lanes(splat(low - high));
-        const f32x16 a = keeps ? one : shrink, b = keeps ? shrink : one;
+        const f32xn one = splat<f32xn>(1.0f), shrink = exp2_lanes(splat<f32xn>(low - high));
+        const f32xn a = keeps ? one : shrink, b = keeps ? shrink : one;
         into.m[r] = high;
         into.l[r] = into.l[r] * a[0] + from.l[r] * b[0];
         float* o = into.o + r * head_dim;
-        for (int d = 0; d < head_dim; d += 16)
-            store(o + d, load<f32x16>(o + d) * a + load<f32x16>(from.o + r * head_dim + d) * b);
+        for (int d = 0; d < head_dim; d += kLanes)
+            store(o + d, load<f32xn>(o + d) * a + load<f32xn>(from.o + r * head_dim + d) * b);
     }
 }
 
 void finish(const Part& part, int rows, int group, int head_dim, float* out, int64_t out_stride) {
     for (int r = 0; r < rows; r++) {
-        const f32x16 scale = splat(1.0f / part.l[r]);
+        const f32xn scale = splat<f32xn>(1.0f / part.l[r]);
         float* to = out + r / group * out_stride + r % group * head_dim;
         // + 0: a zero that masked tokens were added to is +0 and one they were not may be -0.
-        for (int d = 0; d < head_dim; d += 16)
-            store(to + d, load<f32x16>(part.o + r * head_dim + d) * scale + f32x16{});
+        for (int d = 0; d < head_dim; d += kLanes)
+            store(to + d, load<f32xn>(part.o + r * head_dim + d) * scale + f32xn{});
     }
 }
 
