@@ -40,6 +40,7 @@ def serve(resolved: Resolved) -> int:
             from tenure.cli.compose import compose
 
             composed = stack.enter_context(compose(settings))
+            await_memory(composed.engine)
         stack.enter_context(recording(resolved, composed.engine))
         lines = banner(settings, composed.engine.card, composed.engine.stats(), port, composed.budget.note)
         lines.append(f"KV {composed.engine.card.codec}: {composed.quality}")
@@ -47,6 +48,12 @@ def serve(resolved: Resolved) -> int:
         logging.getLogger("tenure").info("ready in %.2f s", time.monotonic() - began)
         server(composed, settings.grace).run([sock])
     return 0
+
+
+def await_memory(engine: Engine) -> None:
+    """Until the first slab is reserved: what is told next is that the server is ready."""
+    while (health := engine.health()).alive and not health.ready:
+        time.sleep(0.005)
 
 
 @contextlib.contextmanager
