@@ -18,6 +18,9 @@ SLAB_BLOCKS = 64
 STAGING = ("bf16", "f32")
 """Codecs that blocks can be written in token by token."""
 
+MIN_BLOCKS = 2
+"""The least a pool has: a prompt's block and one to answer into."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -123,6 +126,11 @@ class KvGeometry:
         if name == staging:
             return {name: self.blocks(tokens)}
         return {name: tokens // self.block_tokens, staging: 1}
+
+    def least_arena(self, name: str) -> int:
+        """Bytes of the smallest arena worth serving from: two blocks, and with them the places to stage open ones."""
+        block, staged = self.block_bytes(name), self.block_bytes(self.staging_codec(name))
+        return MIN_BLOCKS * (block if block == staged else max(staged, 2 * block))
 
     def sequence_bytes(self, tokens: int, name: str) -> int:
         """Bytes of a running sequence of `tokens`: what the allocator takes for it."""

@@ -42,7 +42,8 @@ def test_q1_a_long_prompt_does_not_hold_up_a_stream(server: Running) -> None:
         times = stream.result(60)
     assert answer["kv"]["computed_tokens"] == LONG
     gaps = [b - a for a, b in itertools.pairwise(times) if start <= b <= end]
-    assert len(gaps) >= 30, "the stream stood still beside the long prompt"
+    # How many tokens that is depends on how fast the prompt is done; a stream that stood still would show one gap.
+    assert len(gaps) >= 5, "the stream stood still beside the long prompt"
     # The declared bound is --max-step-ms, 120 by default; other tests share the machine, so five times that.
     assert max(gaps) <= max(0.6, (end - start) / 5)
 

@@ -254,8 +254,8 @@ def test_deleting_one_that_runs_ends_it(server: Running, red: As) -> None:
     assert eventually(lambda: red.http.get("/v1/kv/conversations/short").status_code == 200)
     assert red.http.delete("/v1/kv/conversations/short").status_code == 200
     asking.join(30)
-    assert reply[0].status_code == 500
-    assert "cancelled" in reply[0].json()["error"]["message"]
+    assert reply[0].status_code == 409
+    assert reply[0].json()["error"]["code"] == "conversation_deleted"
     assert eventually(lambda: server.metric("vllm:num_requests_running") == 0)
 
 

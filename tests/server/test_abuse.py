@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import socket
@@ -116,7 +117,7 @@ def read_until(sock: socket.socket, mark: bytes) -> bytes:
 
 
 def test_a_client_that_never_reads_again(serve: Serve) -> None:
-    """After the stall limit the connection itself is cut."""
+    """After the stall limit the connection itself is cut: what the kernel still held may arrive, the end never does."""
     server = serve(stream_buffer_bytes=64 << 10, stall_timeout_s=0.3)
     server.play(text=LONG, repeat=50_000)
     with server.connect() as sock:
@@ -124,8 +125,11 @@ def test_a_client_that_never_reads_again(serve: Serve) -> None:
         server.until(lambda: len(server.fake.handles) == 1)
         server.until(lambda: server.fake.handles[0].ended, 20)
         server.until(lambda: server.http.get("/load").json() == {"server_load": 0})
-        with pytest.raises(ConnectionResetError):
-            read_all(sock)
+        seen = b""
+        with contextlib.suppress(ConnectionResetError):  # the kernel gave up on it too, and what it held is gone
+            seen = read_all(sock)
+    assert b"[DONE]" not in seen
+    assert not seen.endswith(b"0\r\n\r\n")
 
 
 def test_time_limit(serve: Serve) -> None:

@@ -43,7 +43,7 @@ def serve(resolved: Resolved) -> int:
             await_memory(composed.engine)
         stack.enter_context(recording(resolved, composed.engine))
         lines = banner(settings, composed.engine.card, composed.engine.stats(), port, composed.budget.note)
-        lines.append(f"KV {composed.engine.card.codec}: {composed.quality}")
+        lines.insert(lines.index("  Try it:") - 1, f"  quality   KV {composed.engine.card.codec}: {composed.quality}")
         print("\n".join(lines), flush=True)
         logging.getLogger("tenure").info("ready in %.2f s", time.monotonic() - began)
         server(composed, settings.grace).run([sock])

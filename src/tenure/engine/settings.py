@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from tenure.device.arena import machine_bytes
 from tenure.errors import BudgetError, ConfigError
 from tenure.policy.registry import pressure
-from tenure.spec import ArenaLayout, KvGeometry, ModelShape
+from tenure.spec import MIN_BLOCKS, ArenaLayout, KvGeometry, ModelShape
 from tenure.tenants import Tenants
 from tenure.types import Overflow
 
 DEFAULT_BUDGET = 2 << 30
-MIN_BLOCKS = 2
-"""A prompt's block and one to answer into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,6 @@ def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) 
         raise ConfigError("memory", "give either a total budget or one for the KV cache, not both")
     geometry = KvGeometry.of(shape)
     block = geometry.block_bytes(settings.kv_codec)
-    staged = geometry.block_bytes(geometry.staging_codec(settings.kv_codec))
     param = "memory"
     if settings.kv_cache_bytes is not None:
         param = "kv_cache_memory_bytes"
@@ -77,7 +74,7 @@ def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) 
         if total is None:
             total = min(DEFAULT_BUDGET, available_memory() // 4)
         arena = total - weight_bytes
-    least = MIN_BLOCKS * (block if block == staged else max(staged, 2 * block))
+    least = geometry.least_arena(settings.kv_codec)
     if arena < least:
         raise BudgetError(
             param,

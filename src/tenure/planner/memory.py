@@ -16,8 +16,6 @@ from tenure.spec import BLOCK_TOKENS, CODECS, STAGING, ArenaLayout, codec
 
 CODEC_NAMES = tuple(name for name in CODECS if name != "f32")
 """Those worth planning with; f32 is for tests."""
-MIN_BLOCKS = 2
-"""The allocator takes no smaller arena: a prompt's block and one to answer into."""
 UNBOUNDED = 1 << 40
 """Tokens: more than any machine holds. What keeps no K and V has no end of its own."""
 
@@ -53,8 +51,7 @@ class Room:
         served = self.anatomy.served
         if served is None:
             return None
-        staged = served.block_bytes(served.staging_codec(self.name))
-        if self.arena < MIN_BLOCKS * (staged if self.name in STAGING else 2 * staged):
+        if self.arena < served.least_arena(self.name):
             return None
         return served.layout(self.arena, self.name)
 
