@@ -8,7 +8,7 @@ policy counts at which ages blocks were used again, and from that takes the Gitt
 
 The block with the lowest index goes first. What left the cache is remembered for a while, so that a reuse that came too
 late teaches as well. Where learning does not pay, it does no harm: a shadow LRU runs over the same facts, and while the
-record is worse than the shadow's, the longest idle block goes first (see `ShadowLru`).
+record is worse than the shadow's, the longest idle block goes first (see `ShadowLru`); so it does before the first fit.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class Gittins:
         self._all = _Ages()
         self._sequences = 0
         self._next_fit = FIT_FIRST
+        self._fitted = False
         self._shadow = ShadowLru()
 
     @property
@@ -146,7 +147,7 @@ class Gittins:
         return of + TAIL if view.is_tail else of
 
     def rank(self, bucket: Hashable, age_s: float) -> float:
-        if self._shadow.better:
+        if self._shadow.better or not self._fitted:
             return -age_s
         assert isinstance(bucket, int)
         if bucket < TAIL:
@@ -229,6 +230,7 @@ class Gittins:
         return 0
 
     def _fit(self) -> None:
+        self._fitted = True
         whole = max(1.0, self._all.total)
         average = [count / whole for count in self._all.counts]
         for ages in self._ages:
