@@ -82,6 +82,10 @@ def _header(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     if main["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(main["factor"])
+    if main["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(main["factor"])
+        writer.add_rope_scaling_orig_ctx_len(main["original_max_position_embeddings"])
     if arch in ("gemma2", "gemma3", "phi3") and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
     if getattr(config, "attn_logit_softcapping", None):

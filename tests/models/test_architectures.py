@@ -25,9 +25,15 @@ PARTIAL = {
     "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4], "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 8.0],
 }  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "llama yarn": (
+        "Llama",
+        {"max_position_embeddings": 256, "rope_parameters": YARN | {"mscale": 0.5, "mscale_all_dim": 1.0}},
+    ),
     "qwen2": ("Qwen2", {}),
+    "qwen2 yarn": ("Qwen2", {"rope_parameters": YARN}),
     "qwen2 window": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3 window": (

@@ -36,6 +36,7 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 512,
 }
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256}
 GGUF: dict[str, Any] = {
     "general.architecture": "llama",
     "llama.embedding_length": 128,
@@ -78,6 +79,14 @@ SCALINGS = {
     "old linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "new linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0}, "rope_theta": None},
     "llama3": {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0},
+    "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    "yarn": {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}},
+    "yarn of its own context": {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1e6},
+    "yarn betas": {"rope_scaling": YARN | {"beta_fast": 16.0, "beta_slow": 2, "attention_factor": 1.5}},
+    "yarn nulls": {"rope_scaling": YARN | {"beta_fast": None, "attention_factor": None}},
+    "yarn mscale": {"rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 1.0}},
+    "yarn short ramp": {"rope_scaling": YARN | {"beta_fast": 4.0, "beta_slow": 3.9}},
+    "yarn uncut": {"rope_parameters": YARN | {"truncate": False, "rope_theta": 1e6}, "rope_theta": None},
 }
 
 
@@ -85,10 +94,12 @@ SCALINGS = {
 def test_rope_frequencies_equal_transformers(name: str) -> None:
     changes = {k: v for k, v in SCALINGS[name].items() if v is not None}
     theirs = LlamaConfig(**{k: v for k, v in (LLAMA | changes).items() if k != "architectures"})
-    want = LlamaRotaryEmbedding(theirs).inv_freq.numpy()
-    got = hf(**SCALINGS[name]).ropes[0].inv_freq()
+    want = LlamaRotaryEmbedding(theirs)
+    rope = hf(**SCALINGS[name]).ropes[0]
+    got = rope.inv_freq()
     assert got.dtype == np.float32
-    np.testing.assert_allclose(got, want, rtol=2e-6)
+    np.testing.assert_allclose(got, want.inv_freq.numpy(), rtol=2e-6)
+    assert rope.scale == pytest.approx(want.attention_scaling, rel=1e-12)
 
 
 def test_gguf_rope_factors_are_llama3_scaling() -> None:
@@ -106,6 +117,23 @@ def test_gguf_linear_scaling() -> None:
     assert of_gguf({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}).ropes[0].kind == "default"
 
 
+def test_gguf_yarn() -> None:
+    """As transformers, and its cosines times `attn_factor` as llama.cpp does; a factor of 1 is no scaling."""
+    prefix = "llama.rope.scaling"
+    header: dict[str, Any] = {
+        f"{prefix}.type": "yarn",
+        f"{prefix}.factor": 8.0,
+        f"{prefix}.original_context_length": 256,
+    }
+    want = hf(rope_scaling=YARN).ropes[0]
+    assert of_gguf(header).ropes[0] == want
+    factored = of_gguf(header | {f"{prefix}.attn_factor": 0.5}).ropes[0]
+    assert factored == dataclasses.replace(want, scale=0.5 * want.scale)
+    betas = of_gguf(header | {f"{prefix}.yarn_beta_fast": 16.0, f"{prefix}.yarn_beta_slow": 2.0}).ropes[0]
+    assert betas == hf(rope_scaling=YARN | {"beta_fast": 16.0, "beta_slow": 2.0}).ropes[0] != want
+    assert of_gguf(header | {f"{prefix}.factor": 1.0}).ropes[0] == Rope(10000.0, 32)
+
+
 MISTRAL, QWEN = {"architectures": ["MistralForCausalLM"]}, {"architectures": ["Qwen2ForCausalLM"]}
 GEMMA, PHI = {"architectures": ["Gemma2ForCausalLM"]}, {"architectures": ["Phi3ForCausalLM"]}
 SMOL = {"architectures": ["SmolLM3ForCausalLM"]}
@@ -117,7 +145,23 @@ REFUSED_HF: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
     "activation": ({"hidden_act": "gelu"}, UnsupportedModel, "hidden_act gelu.*silu"),
     "experts": ({"num_local_experts": 8}, UnsupportedModel, "num_local_experts 8"),
     "window": ({"sliding_window": 512}, UnsupportedModel, "sliding_window 512.*not supported for Llama"),
-    "yarn": ({"rope_scaling": {"type": "yarn", "factor": 2}}, UnsupportedModel, "yarn.*default, linear, llama3"),
+    "rope type": (
+        {"rope_scaling": {"type": "ntk", "factor": 2}},
+        UnsupportedModel,
+        "ntk.*default, linear.*yarn, llama3",
+    ),
+    "yarn": ({"rope_scaling": {"type": "yarn", "factor": 0.5}}, BrokenFile, "factor is 0.5, expected 1"),
+    "yarn betas": ({"rope_scaling": YARN | {"beta_fast": 1}}, BrokenFile, "beta_fast 1 must be above beta_slow 1"),
+    "yarn scale": ({"rope_scaling": YARN | {"attention_factor": 0}}, BrokenFile, "attention_factor is 0"),
+    "yarn beside": (
+        {
+            "architectures": ["Gemma3ForCausalLM"],
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}},
+        },
+        UnsupportedModel,
+        "turn different parts",
+    ),
     "partial": ({"partial_rotary_factor": 0.1}, UnsupportedModel, "0.1 of a head of 32 is no even number"),
     "no window": (MISTRAL | {"sliding_window": 0}, BrokenFile, "sliding_window is 0, expected 1"),
     "odd window": (MISTRAL | {"sliding_window": 1.5}, BrokenFile, "sliding_window must be an integer"),
@@ -177,11 +221,23 @@ def test_refused_configs(name: str) -> None:
         hf(**changes)
 
 
+GGUF_YARN: dict[str, Any] = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
 REFUSED_GGUF: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
     "family": ({"general.architecture": "gemma"}, UnsupportedModel, "architecture gemma.*llama"),
     "no family": ({"general.architecture": None}, BrokenFile, "general.architecture is missing"),
     "experts": ({"llama.expert_count": 8}, UnsupportedModel, "expert_count 8"),
-    "rope": ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "yarn"),
+    "rope": (
+        {"llama.rope.scaling.type": "ntk", "llama.rope.scaling.factor": 2.0},
+        UnsupportedModel,
+        "ntk.*none, linear",
+    ),
+    "yarn": (GGUF_YARN | {"llama.rope.scaling.factor": 0.5}, BrokenFile, "factor is 0.5, expected 1 or more"),
+    "yarn extras": (
+        GGUF_YARN | {"llama.rope.scaling.yarn_log_multiplier": 0.1},
+        UnsupportedModel,
+        "log_multiplier 0.1",
+    ),
+    "yarn betas": (GGUF_YARN | {"llama.rope.scaling.yarn_beta_slow": 32.0}, BrokenFile, "yarn_beta_fast 32 must be ab"),
     "partial": ({"llama.rope.dimension_count": 15}, UnsupportedModel, "dimension_count 15 is not even"),
     "too much": ({"llama.rope.dimension_count": 64}, BrokenFile, "dimension_count is 64, expected 2 to 32"),
     "values": ({"llama.attention.value_length": 64}, UnsupportedModel, "value_length 64"),
@@ -241,7 +297,8 @@ FIELDS = [
 ]  # fmt: skip
 ROPE_FIELDS = [
     "rope_type", "rope_theta", "factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor",
-    "original_max_position_embeddings", "attention_factor", "partial_rotary_factor",
+    "original_max_position_embeddings", "attention_factor", "partial_rotary_factor", "beta_fast", "beta_slow", "mscale",
+    "truncate",
 ]  # fmt: skip
 
 
@@ -261,7 +318,7 @@ def test_odd_configs_are_served_or_refused(family: Family) -> None:
     base = LLAMA | {"architectures": [family.hf], family.activation_field: act}
     long = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "factor": 4.0}
     changes = [{name: value} for name in FIELDS for value in ODD]
-    for kind in ("linear", "llama3", "longrope"):
+    for kind in ("linear", "llama3", "longrope", "yarn"):
         ropes = [LLAMA3_SCALING | long | {"rope_type": kind, name: value} for name in ROPE_FIELDS for value in ODD]
         changes += [{"rope_scaling": rope} for rope in ropes] + [{"rope_parameters": rope} for rope in ropes]
     held = 0
@@ -282,15 +339,17 @@ def test_odd_headers_are_served_or_refused() -> None:
         "context_length", "attention.layer_norm_rms_epsilon", "attention.key_length", "attention.value_length",
         "attention.sliding_window", "attention.sliding_window_pattern", "attention.scale", "rope.dimension_count",
         "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
-        "rope.scaling.attn_factor", "rope.scaling.original_context_length", "logit_scale", "embedding_scale",
-        "residual_scale", "attn_logit_softcapping", "final_logit_softcapping", "expert_count", "vocab_size",
+        "rope.scaling.attn_factor", "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
+        "logit_scale", "embedding_scale", "residual_scale", "attn_logit_softcapping", "final_logit_softcapping", "expert_count", "vocab_size",
     ]  # fmt: skip
     for arch in GGUF_ARCHITECTURES:
         base = {name.replace("llama.", f"{arch}."): value for name, value in GGUF.items()} | {
             "general.architecture": arch
         }
+        odd = [{f"{arch}.{name}": value} for name in keys for value in ODD]
+        yarn = {f"{arch}.rope.scaling.type": "yarn", f"{arch}.rope.scaling.factor": 4.0}
         for tables in ({}, {"freqs": (2.0,) * 16}, {"short": (1.0,) * 16, "long": (2.0,) * 16}):
-            for change in [{f"{arch}.{name}": value} for name in keys for value in ODD]:
+            for change in [*odd, *(yarn | one for one in odd)]:
                 try:
                     config = from_gguf(Fields("m.gguf", base | change), tables)
                 except ModelError:

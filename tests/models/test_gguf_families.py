@@ -24,8 +24,9 @@ from tenure.models.gguf import GgufFile
 from tenure.models.gguf_config import from_gguf
 
 FILES = {
-    "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3", "phi3": "phi3", "phi3 window": "phi3",
-    "phi3 long": "phi3", "olmo2": "olmo2", "granite": "granite", "granite biases": "granite", "smollm3": "smollm3",
+    "qwen2": "qwen2", "qwen2 yarn": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3", "phi3": "phi3",
+    "phi3 window": "phi3", "phi3 long": "phi3",
+    "olmo2": "olmo2", "granite": "granite", "granite biases": "granite", "smollm3": "smollm3",
 }  # fmt: skip
 """Cases of test_architectures, and the architecture a GGUF of them has."""
 
