@@ -340,8 +340,8 @@ def test_odd_headers_are_served_or_refused() -> None:
         "attention.sliding_window", "attention.sliding_window_pattern", "attention.scale", "rope.dimension_count",
         "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
         "rope.scaling.attn_factor", "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
-        "logit_scale", "embedding_scale", "residual_scale", "attn_logit_softcapping", "final_logit_softcapping", "expert_count",
-        "vocab_size",
+        "logit_scale", "embedding_scale", "residual_scale", "attn_logit_softcapping", "final_logit_softcapping",
+        "expert_count", "vocab_size",
     ]  # fmt: skip
     for arch in GGUF_ARCHITECTURES:
         base = {name.replace("llama.", f"{arch}."): value for name, value in GGUF.items()} | {
