@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.models import find_default, load
+from tenure.overflow import Window
 from tenure.server.serves import Prompt
 from tenure.server.trim import trim
 from tenure.types import Span
@@ -79,7 +80,7 @@ class Conversation:
         computed, reused, seen, cuts, last, turns = 0, 0, 0, 0, None, 0
         for turn in range(TURNS):
             upto = 2 * turn + 2
-            prompt = trim(self._messages[:upto], self.render, CONTEXT, ANSWER, steps)
+            prompt = trim(self._messages[:upto], self.render, Window(CONTEXT, "context"), ANSWER, steps)
             same = common(held, prompt.tokens)
             if prompt.forgotten:
                 turns += 1

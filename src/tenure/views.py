@@ -48,6 +48,8 @@ class TenantView:
     pinned_bytes: int
     service: float
     share: float
+    max_blocks: int | None = None
+    """Blocks that its running sequences may hold together; None: no limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)

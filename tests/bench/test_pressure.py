@@ -11,6 +11,7 @@ import pytest
 from bench.pressure import Load, Row, Starts, table
 from bench.trim import CONTEXT, common, talk
 
+from tenure.overflow import Window
 from tenure.server.serves import Prompt
 from tenure.server.trim import trim
 from tenure.types import Span
@@ -34,7 +35,7 @@ def test_the_talk_outgrows_the_context_and_is_trimmed() -> None:
 
     messages = talk(40, random.Random(1))
     assert len(render(messages).tokens) > CONTEXT
-    assert len(trim(messages, render, CONTEXT, 128).tokens) <= CONTEXT - 128
+    assert len(trim(messages, render, Window(CONTEXT, "context"), 128).tokens) <= CONTEXT - 128
 
 
 def test_goodput_counts_what_ended_in_time_and_within_the_window() -> None:

@@ -71,7 +71,7 @@ def test_a_prompt_must_leave_room_in_the_context(prompt: int, fits: bool) -> Non
 
 
 def test_requested_tokens_count_at_least_one_of_answer() -> None:
-    verdict = judge(ask(1000, max_tokens=None))
+    verdict = judge(ask(1000, max_tokens=None), replace(LOAD, total_blocks=1000))
     assert isinstance(verdict, Refuse) and verdict.numbers["requested_tokens"] == 1001
 
 
@@ -82,7 +82,8 @@ def test_a_prompt_and_one_token_must_fit_the_pool(prompt: int, needed: int) -> N
         assert isinstance(verdict, Wait)
     else:
         assert isinstance(verdict, Refuse) and verdict.code == "kv_capacity_exceeded"
-        assert verdict.numbers == {"needed_blocks": needed, "pool_blocks": 20}
+        limits = {"prompt_tokens": prompt, "requested_tokens": prompt + 10, "limit": 640}
+        assert verdict.numbers == {"needed_blocks": needed, "pool_blocks": 20, **limits}
         assert "21 KV blocks" in verdict.reason
 
 
@@ -166,7 +167,21 @@ def test_a_tenants_own_limits_bind() -> None:
     assert isinstance(judge(mine, tenant(max_blocks=2, max_queued_tokens=82)), Admit)
     verdict = judge(mine, tenant(max_blocks=1))
     assert isinstance(verdict, Refuse) and verdict.code == "kv_capacity_exceeded"
-    assert verdict.numbers == {"needed_blocks": 2, "pool_blocks": 1}
+    limits = {"prompt_tokens": 32, "requested_tokens": 42, "limit": 32}
+    assert verdict.numbers == {"needed_blocks": 2, "pool_blocks": 1, **limits}
+    assert "this tenant may hold 1" in verdict.reason
+
+
+def test_of_two_limits_the_tighter_is_named() -> None:
+    """Who keeps to the limit that a refusal names is not refused by another one."""
+    verdict = judge(ask(5000))
+    assert isinstance(verdict, Refuse) and verdict.code == "kv_capacity_exceeded" and verdict.numbers["limit"] == 640
+    verdict = judge(replace(ask(5000), tenant="acme"), tenant(max_blocks=50))
+    assert isinstance(verdict, Refuse) and "the pool has 20" in verdict.reason
+
+
+def test_a_tenants_queue_is_bounded_in_tokens() -> None:
+    mine = replace(ask(32), tenant="acme")
     verdict = judge(mine, tenant(max_queued_tokens=81))
     assert isinstance(verdict, Refuse) and verdict.code == "queue_full"
     assert verdict.numbers == {"queued_tokens": 50, "limit": 81, "retry_after_s": 1.5}

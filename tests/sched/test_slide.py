@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.sched.fake import World, answer
+from tests.sched.fake import Setup, World, answer
 
 from tenure.events import SequenceResumed, SequenceSlid
 from tenure.overflow import SINKS, slid_range
-from tenure.types import Delta, Forgotten, Span
+from tenure.tenants import Tenant, Tenants
+from tenure.types import Delta, Forgotten, Scope, Span
 
 
 def sliding(tokens: list[int], count: int, limit: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -81,3 +82,24 @@ def test_slides_beside_others_in_a_small_pool() -> None:
     for name, first in (("a", 1), ("b", 101), ("c", 201)):
         assert world.text(name) == sliding(list(range(first, first + 10)), 60, 32)[0]
     assert sum(world.receipt(name).preempted for name in "abc") > 0
+
+
+@pytest.mark.parametrize("tenant", [None, 7])
+def test_a_pool_smaller_than_the_context_is_the_window(tenant: int | None) -> None:
+    """Or what its tenant may hold of it: 7 blocks of 4 tokens."""
+    tenants = Tenants(() if tenant is None else (Tenant("acme", max_kv_bytes=tenant),))
+    world = World(64 if tenant else 7, 4, context=200, setup=Setup(tenants=tenants))
+    scope = Scope("fake", tenant="acme" if tenant else "")
+    world.ask("a", range(1, 21), 60, overflow="slide", scope=scope)
+    world.run()
+    text, gone = sliding(list(range(1, 21)), 60, 28)
+    assert world.text("a") == text
+    receipt = world.receipt("a")
+    assert [(item.start, item.end) for item in receipt.forgotten] == gone and len(gone) > 3
+    outgrown = "its tenant's part of the KV cache" if tenant else "the KV cache"
+    assert {item.reason for item in receipt.forgotten} == {f"the conversation outgrew {outgrown}"}
+    assert receipt.limit_cause == "max_tokens"
+    world.ask("b", range(1, 21), 60, scope=scope)
+    world.run()
+    assert world.receipt("b").limit_cause == ("tenant_kv" if tenant else "pool")
+    assert len(world.text("b")) == 8 + 1

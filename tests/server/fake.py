@@ -165,6 +165,7 @@ class FakeServes:
         self.card = ModelCard("fake", 1_700_000_000, CONTEXT, VOCAB, "bf16", "bf16", "f" * 16, True)
         self.state = Health(True, True, None)
         self.dropped = 3
+        self.blocks = 256
         self.waiting = 2
         self.overflow: Overflow = "refuse"
         self.tenants: tuple[TenantView, ...] = ()
@@ -238,7 +239,7 @@ class FakeServes:
             running=running,
             waiting=self.waiting,
             queued_tokens=77,
-            pool=PoolCounts(leased=running, cached=5, free=59 - running, total=64),
+            pool=PoolCounts(running, 5, self.blocks - 5 - running, self.blocks),
             block_tokens=32,
             block_bytes=1024,
             codec="bf16",

@@ -75,13 +75,13 @@ def test_gauges(serve: Serve) -> None:
     samples = scrape(serve())
     labels = (("codec", "bf16"), ("tier", "device"))
     states = [samples["tenure:kv_blocks", (labels[0], ("state", s), labels[1])] for s in ("leased", "cached", "free")]
-    assert sum(states) == 64
+    assert sum(states) == 256
     assert samples["tenure:kv_bytes", labels] == 65536
     assert samples["vllm:num_requests_waiting", ()] == 2
     assert samples["tenure:queue_predicted_start_seconds", ()] == 0.25
     assert samples["tenure:leaked_blocks", ()] == 0
     info = next(dict(key[1]) for key in samples if key[0] == "vllm:cache_config_info")
-    assert (info["block_size"], info["num_gpu_blocks"]) == ("32", "64")
+    assert (info["block_size"], info["num_gpu_blocks"]) == ("32", "256")
 
 
 def test_running_is_live(serve: Serve) -> None:
@@ -91,7 +91,7 @@ def test_running_is_live(serve: Serve) -> None:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         sock.sendall(b'content-length: 15\r\n\r\n{"prompt": "x"}')
         server.until(lambda: scrape(server)["vllm:num_requests_running", ()] == 1)
-        assert scrape(server)["vllm:kv_cache_usage_perc", ()] == 1 / 64
+        assert scrape(server)["vllm:kv_cache_usage_perc", ()] == 1 / 256
     server.until(lambda: scrape(server)["vllm:num_requests_running", ()] == 0)
     samples = scrape(server)
     assert samples["vllm:request_success_total", (("finished_reason", "abort"),)] == 1

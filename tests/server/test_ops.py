@@ -68,7 +68,7 @@ def test_kv(server: Running) -> None:
     usage = server.chat().json()["usage"]
     kv = server.http.get("/v1/kv").json()
     device = kv["tiers"]["device"]
-    assert device["leased"] + device["cached"] + device["free"] == device["total"] == 64
+    assert device["leased"] + device["cached"] + device["free"] == device["total"] == 256
     assert kv["policy"] == {"eviction": "lru", "pressure": "pause", "overflow": "refuse"}
     assert kv["budget"] == {"total_bytes": 2_000_000, "weight_bytes": 1_000_000, "arena_bytes": 65536}
     for name, ours in (("prompt_tokens", "prompt_tokens"), ("completion_tokens", "generation_tokens")):

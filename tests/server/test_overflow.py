@@ -11,9 +11,12 @@ from tests.server.conftest import Running
 from tests.server.fake import BOS, CONTEXT, FakeServes
 
 from tenure.errors import ContextLengthExceeded
+from tenure.overflow import Window
+from tenure.server import trim as trimming
 from tenure.server.serves import Prompt
-from tenure.server.trim import fit, room, slide, trim
+from tenure.server.trim import fit, room
 from tenure.types import Scope, Span
+from tenure.views import TenantView
 
 SCOPE = Scope("f" * 16)
 Messages = list[dict[str, Any]]
@@ -21,6 +24,14 @@ Messages = list[dict[str, Any]]
 
 def render(messages: Any) -> Prompt:
     return FakeServes().render(messages, session_id=None, scope=SCOPE)
+
+
+def trim(messages: Messages, draw: Any, context: int, wanted: int | None, steps: int = 4) -> Prompt:
+    return trimming.trim(messages, draw, Window(context, "context"), wanted, steps)
+
+
+def slide(prompt: Prompt, context: int) -> Prompt:
+    return trimming.slide(prompt, Window(context, "context"))
 
 
 def say(role: str, size: int, mark: str = "x") -> dict[str, Any]:
@@ -134,7 +145,7 @@ def test_sliding_keeps_the_first_tokens_and_the_recent_half() -> None:
 
 
 def test_refuse_leaves_it_to_the_engine() -> None:
-    assert len(fit(talk(100), render, "refuse", 500, 10).tokens) > 500
+    assert len(fit(talk(100), render, "refuse", Window(500, "context"), 10).tokens) > 500
 
 
 LONG = talk(60)
@@ -175,6 +186,27 @@ def test_a_newest_turn_that_alone_is_too_long_is_refused(server: Running) -> Non
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["limit"]) == (400, "context_length_exceeded", CONTEXT)
     assert error["requested_tokens"] == error["prompt_tokens"] + 16
+
+
+@pytest.mark.parametrize(("blocks", "mine"), [(40, None), (200, 40)])
+def test_what_the_pool_can_ever_hold_is_a_window_too(
+    server: Running, monkeypatch: pytest.MonkeyPatch, blocks: int, mine: int | None
+) -> None:
+    """A pool smaller than the context, or a tenant's part of it: 1280 tokens."""
+    monkeypatch.setattr(server.fake, "blocks", blocks)
+    monkeypatch.setattr(server.fake, "tenants", (TenantView("", 1.0, 0, 0, 0, 0, 0, 0.0, 0.0, mine),))
+    name = "the KV cache" if mine is None else "its tenant's part of the KV cache"
+    receipt = server.chat(messages=talk(30), max_tokens=64, overflow="trim").json()["kv"]
+    assert receipt["prompt_tokens"] <= 1280 - 64
+    assert receipt["forgotten"][0]["reason"] == f"the conversation has 5951 tokens and {name} room for 1280"
+    long = [{"role": "user", "content": "z" * 2000}]
+    error = server.chat(messages=long, max_tokens=16, overflow="trim").json()["error"]
+    assert (error["code"], error["param"], error["limit"]) == ("kv_capacity_exceeded", "messages", 1280)
+    assert f"no room for an answer in the 1280 tokens of {name}" in error["message"]
+    assert server.complete(prompt=[BOS] * 3000, max_tokens=4, overflow="slide").status_code == 200
+    request = server.fake.handles[-1].request
+    assert len(request.tokens) == 640 + 4
+    assert request.forgotten[0].reason == f"the conversation outgrew {name}"
 
 
 def test_slide_and_refuse_reach_the_engine(server: Running) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tenure.overflow import window
 from tenure.policy.base import AdmissionAsk, Admit, Load, Refuse, TenantLoad, Wait
 
 
@@ -12,9 +13,8 @@ class BoundedQueue:
 
     def judge(self, ask: AdmissionAsk, load: Load) -> Admit | Wait | Refuse:
         mine = load.tenants.get(ask.tenant)
-        refusal = (
-            self._never(ask, load) or self._not_now(ask, load) or (_tenant_refuses(ask, load, mine) if mine else None)
-        )
+        refusal = self._never(ask, load, mine) or self._not_now(ask, load)
+        refusal = refusal or (_tenant_refuses(ask, load, mine) if mine else None)
         if refusal:
             return refusal
         if load.queued_requests:
@@ -24,28 +24,29 @@ class BoundedQueue:
             return Wait(f"{needed} blocks needed, {load.free_blocks} free and {load.evictable_blocks} evictable")
         return Admit(f"{needed} blocks can be had")
 
-    def _never(self, ask: AdmissionAsk, load: Load) -> Refuse | None:
-        """What no waiting helps: a prompt without room for an answer in the context, or in the whole pool."""
-        if ask.prompt_tokens >= load.context_limit:
-            return Refuse(
-                f"The prompt has {ask.prompt_tokens} tokens; the context of {load.context_limit} leaves no room for"
-                " an answer.",
-                "context_length_exceeded",
-                {
-                    "prompt_tokens": ask.prompt_tokens,
-                    "requested_tokens": ask.prompt_tokens + (ask.max_tokens or 1),
-                    "limit": load.context_limit,
-                },
+    def _never(self, ask: AdmissionAsk, load: Load, mine: TenantLoad | None) -> Refuse | None:
+        """What no waiting helps: a prompt that leaves no room for an answer in the tightest of its limits."""
+        blocks = load.total_blocks if mine is None or mine.max_blocks is None else mine.max_blocks
+        most = window(load.context_limit, load.block_tokens, load.total_blocks, blocks)
+        if ask.prompt_tokens < most.tokens:
+            return None
+        numbers = {
+            "prompt_tokens": ask.prompt_tokens,
+            "requested_tokens": ask.prompt_tokens + (ask.max_tokens or 1),
+            "limit": most.tokens,
+        }
+        if most.cause == "context":
+            reason = (
+                f"The prompt has {ask.prompt_tokens} tokens; the context of {most.tokens} leaves no room for an answer."
             )
+            return Refuse(reason, "context_length_exceeded", numbers)
         needed = load.blocks(ask.prompt_tokens + 1)
-        if needed > load.total_blocks:
-            return Refuse(
-                f"The prompt and one token need {needed} KV blocks of {load.block_tokens} tokens; the pool has"
-                f" {load.total_blocks}.",
-                "kv_capacity_exceeded",
-                {"needed_blocks": needed, "pool_blocks": load.total_blocks},
-            )
-        return None
+        whole = f"the pool has {load.total_blocks}" if most.cause == "pool" else f"this tenant may hold {blocks}"
+        return Refuse(
+            f"The prompt and one token need {needed} KV blocks of {load.block_tokens} tokens; {whole}.",
+            "kv_capacity_exceeded",
+            {"needed_blocks": needed, "pool_blocks": min(blocks, load.total_blocks), **numbers},
+        )
 
     def _not_now(self, ask: AdmissionAsk, load: Load) -> Refuse | None:
         """A full queue. An empty one takes any request, else one larger than the bounds could never come in."""
@@ -68,14 +69,7 @@ class BoundedQueue:
 
 
 def _tenant_refuses(ask: AdmissionAsk, load: Load, mine: TenantLoad) -> Refuse | None:
-    """What the tenant's own limits leave no room for, never or not now."""
-    needed = load.blocks(ask.prompt_tokens + 1)
-    if mine.max_blocks is not None and needed > mine.max_blocks:
-        return Refuse(
-            f"The prompt and one token need {needed} KV blocks; this tenant may hold {mine.max_blocks}.",
-            "kv_capacity_exceeded",
-            {"needed_blocks": needed, "pool_blocks": mine.max_blocks},
-        )
+    """What the tenant's own queue has no room for now."""
     tokens = mine.queued_tokens + ask.prompt_tokens
     if mine.max_queued_tokens is not None and mine.queued_requests and tokens > mine.max_queued_tokens:
         return Refuse(

@@ -10,8 +10,10 @@ from tenure.cache.lease import Grant
 from tenure.cache.pins import Pins
 from tenure.cache.plan import Ask, Plan, Shortfall
 from tenure.errors import Corrupt
+from tenure.overflow import Window, window
 from tenure.policy.base import Load, Pause, PressurePolicy, Recode, RunningView, TenantLoad, Wait
 from tenure.sched.fair import Account, WaitingQueue
+from tenure.sched.limits import SchedulerLimits
 from tenure.sched.sequence import Sequence
 from tenure.types import LimitCause, RecodeOp, SeqId
 
@@ -27,13 +29,18 @@ class Room:
     """Asks the cache, the ladder and the tenants' limits; carries out what gives blocks, never what takes them."""
 
     def __init__(
-        self, cache: KvCache, pins: Pins, queue: WaitingQueue, running: Mapping[SeqId, Sequence], block_bytes: int
+        self,
+        cache: KvCache,
+        pins: Pins,
+        queue: WaitingQueue,
+        running: Mapping[SeqId, Sequence],
+        limits: SchedulerLimits,
     ) -> None:
         self._cache = cache
         self._pins = pins
         self._queue = queue
         self._running = running
-        self._block_bytes = block_bytes
+        self._limits = limits
         self._size = cache.block_tokens
         self._ops: list[RecodeOp] = []
 
@@ -49,7 +56,12 @@ class Room:
     def most_of(self, account: Account) -> int | None:
         """Blocks that a tenant's running sequences may hold together."""
         limit = account.tenant.max_kv_bytes
-        return None if limit is None else limit // self._block_bytes
+        return None if limit is None else limit // self._limits.block_bytes
+
+    def window(self, tenant: str) -> Window:
+        """What a tenant's sequence can ever have."""
+        most = self.most_of(self._queue.account(tenant))
+        return window(self._limits.context_limit, self._size, self._cache.counts().total, most)
 
     def tenant_loads(self) -> dict[str, TenantLoad]:
         """Of the tenants with limits that admission judges by."""

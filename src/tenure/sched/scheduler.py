@@ -18,7 +18,7 @@ from tenure.cache.lease import Grant
 from tenure.cache.pins import Pins
 from tenure.errors import Corrupt
 from tenure.events import FactLog, SequenceResumed, StepDone, TokenFirst
-from tenure.overflow import forgotten, slid_range
+from tenure.overflow import Window, forgotten, slid_range
 from tenure.policy.base import AdmissionPolicy, Load, PressurePolicy
 from tenure.sched import told
 from tenure.sched.fair import WaitingQueue, order
@@ -81,7 +81,7 @@ class Scheduler:
         self.on_hold: set[tuple[str, str]] = set()
         """Conversations, by tenant and session, that someone paused."""
         self.pins = Pins(cache, limits.tenants, limits.block_bytes, facts)
-        self.room = Room(cache, self.pins, self.queue, self._running, limits.block_bytes)
+        self.room = Room(cache, self.pins, self.queue, self._running, limits)
         self.outlook = Outlook(self.costs, self._block, limits.max_num_seqs)
 
     # --- ask ---------------------------------------------------------------------------------------------------------
@@ -139,13 +139,15 @@ class Scheduler:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens can never fit the pool")
         if request.id in self._jobs:
             raise ValueError(f"{request.id}: a request of this id is alive")
-        asked = request.sampling.max_tokens
-        if self._slides(request):
-            granted, clamped = self.limits.context_limit if asked is None else max(1, asked), False
+        asked, window = request.sampling.max_tokens, self.room.window(request.scope.tenant)
+        start, end = slid_range(window.tokens, window.tokens)
+        slides = request.overflow == "slide" and end > start  # what is tiny ends instead
+        if slides:
+            granted, clamped = window.tokens if asked is None else max(1, asked), False
         else:
             granted = left if asked is None else max(1, min(asked, left))
             clamped = asked is None or asked > left
-        job = Job(request, now, order(now, request.priority), granted, clamped)
+        job = Job(request, now, order(now, request.priority), granted, clamped, slides=window if slides else None)
         job.predicted_s = self.predicted_start_s(len(request.tokens))
         for index in range(request.n):
             job.sequences.append(Sequence(SeqId(self._next_seq), job, index, list(request.tokens)))
@@ -380,8 +382,8 @@ class Scheduler:
         else:
             seq.phase = Phase.DECODE
         slid = None
-        if seq.finish is None and len(seq.tokens) >= self.limits.context_limit:
-            slid = self._slide(seq, now)
+        if seq.finish is None and job.slides is not None and len(seq.tokens) >= job.slides.tokens:
+            slid = self._slide(seq, job.slides, now)
         news.append(Delta(job.request.id, seq.id, seq.index, token, seq.finish, seq.limit_cause, slid))
         if seq.finish is not None:
             self._finish_job(job, now, news)
@@ -416,17 +418,11 @@ class Scheduler:
         self.queue.add(seq)
         self._facts.emit(told.paused(seq, view, by, reason, self.limits.block_bytes, now))
 
-    def _slides(self, request: Request) -> bool:
-        """Whether an answer goes on past the context; a tiny context cannot slide."""
-        limit = self.limits.context_limit
-        start, end = slid_range(limit, limit)
-        return request.overflow == "slide" and end > start
-
-    def _slide(self, seq: Sequence, now: float) -> Forgotten:
-        """The context is full: go on with its first and its newest tokens, at fresh positions, as if asked so cold."""
-        start, end = slid_range(len(seq.tokens), self.limits.context_limit)
+    def _slide(self, seq: Sequence, window: Window, now: float) -> Forgotten:
+        """The window is full: go on with its first and its newest tokens, at fresh positions, as if asked so cold."""
+        start, end = slid_range(len(seq.tokens), window.tokens)
         job = seq.job
-        gone = forgotten(start + seq.dropped, end + seq.dropped, job.request.spans)
+        gone = forgotten(start + seq.dropped, end + seq.dropped, window.cause, job.request.spans)
         if not seq.dropped:
             self._history.remember(job.request, seq.tokens, seq.computed, now)
         self._give_back(seq, seq.computed, "slid", now)

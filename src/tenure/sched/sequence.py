@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tenure.cache.lease import Lease
+from tenure.overflow import Window
 from tenure.types import (
     Done,
     Finish,
@@ -121,6 +122,8 @@ class Job:
     forgotten: list[Forgotten] = field(default_factory=list)
     """What its answers let go."""
     pins: tuple[PinReceipt, ...] = ()
+    slides: Window | None = None
+    """Where its answers let tokens go and go on; None: they end there."""
     error: str | None = None
 
     @property

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from tenure.errors import InvalidRequest, UnknownModel
+from tenure.overflow import Window, window
 from tenure.server.body import Strict, validate
 from tenure.server.caller import Caller
 from tenure.server.guides import read_guide
@@ -307,7 +308,7 @@ def completion_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) ->
         raise InvalidRequest("echo with logprobs is not built yet; ask for one of them", param="echo")
     prompts = [Prompt(tuple(_tokens(serves, body, prompt)), ()) for prompt in body.prompt]
     if overflow_of(serves, body) == "slide":
-        prompts = [slide(prompt, serves.card.context_limit) for prompt in prompts]
+        prompts = [slide(prompt, _window(serves, caller)) for prompt in prompts]
     sampling = _sampling(serves, body, body.max_tokens, body.logprobs, read_guide(serves, fields))
     ask = _ask(serves, body, prompts, "text", caller, sampling)
     if not body.echo:
@@ -346,7 +347,14 @@ def render(
         param = f"messages[{odd}].{'role' if body.messages[odd].role == 'tool' else 'tool_calls'}"
         raise InvalidRequest(f"{param}: this model's chat template has no tools", param=param)
     overflow, steps = overflow_of(serves, body), serves.stats().trim_steps
-    return fit(messages, rendered, overflow, serves.card.context_limit, max_tokens, steps)
+    return fit(messages, rendered, overflow, _window(serves, caller), max_tokens, steps)
+
+
+def _window(serves: Serves, caller: Caller) -> Window:
+    """What one of the caller's sequences can ever have: the context, or less."""
+    stats = serves.stats()
+    mine = next((view.max_blocks for view in stats.tenants if view.name == caller.tenant), None)
+    return window(stats.context_limit, stats.block_tokens, stats.pool.total, mine)
 
 
 def overflow_of(serves: Serves, body: CommonBody) -> Overflow:

@@ -4,7 +4,8 @@
     trim     whole oldest turns of a chat go; system messages and the newest turn stay
     slide    its first tokens and its most recent half stay
 
-Trimming moves in steps of a quarter of the window. Where the cut lies depends on the conversation alone, and it moves
+The window is the context, or what the pool (or its tenant's part of it) can ever hold, if that is less. Trimming moves
+in steps of a quarter of the window. Where the cut lies depends on the conversation alone, and it moves
 only when another step has been outgrown, so the shortened prompt stays a prefix of the next one for several turns:
 
     too long by     ├── step ──┤├── step ──┤     every length within a step has the same cut: before the first turn
@@ -18,8 +19,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from tenure.errors import ContextLengthExceeded
-from tenure.overflow import forgotten, slid_range
+from tenure.errors import ContextLengthExceeded, KvCapacityExceeded, RequestError
+from tenure.overflow import NAMES, Window, forgotten, slid_range
 from tenure.server.serves import Prompt
 from tenure.types import Forgotten, Overflow, Span
 
@@ -36,64 +37,71 @@ def fit(
     messages: Sequence[Message],
     render: Render,
     overflow: Overflow,
-    context_limit: int,
+    window: Window,
     max_tokens: int | None,
     steps: int = STEPS,
 ) -> Prompt:
     """The prompt as `overflow` wants it. One that is refused for its length is left to the engine to refuse."""
     if overflow == "trim":
-        return trim(messages, render, context_limit, max_tokens, steps)
+        return trim(messages, render, window, max_tokens, steps)
     prompt = render(messages)
-    return slide(prompt, context_limit) if overflow == "slide" else prompt
+    return slide(prompt, window) if overflow == "slide" else prompt
 
 
-def room(context_limit: int, max_tokens: int | None) -> int:
+def room(window: int, max_tokens: int | None) -> int:
     """Tokens of answer that a trimmed prompt leaves room for; never more than half of the window."""
-    return max(1, min(max_tokens or ANSWER_TOKENS, ANSWER_TOKENS, context_limit // 2))
+    return max(1, min(max_tokens or ANSWER_TOKENS, ANSWER_TOKENS, window // 2))
 
 
 def trim(
-    messages: Sequence[Message], render: Render, context_limit: int, max_tokens: int | None, steps: int = STEPS
+    messages: Sequence[Message], render: Render, window: Window, max_tokens: int | None, steps: int = STEPS
 ) -> Prompt:
     """The prompt without its oldest turns, if they are too many; what was left out is told in numbers of the whole one.
 
-    ContextLengthExceeded when system messages and the newest turn alone leave no room. The spans that remain keep the
-    numbers of the messages the client sent.
+    ContextLengthExceeded (KvCapacityExceeded, when that is the tighter limit) when system messages and the newest turn
+    alone leave no room. The spans that remain keep the numbers of the messages the client sent.
     """
     whole = render(messages)
-    budget = context_limit - room(context_limit, max_tokens)
+    budget = window.tokens - room(window.tokens, max_tokens)
     excess = len(whole.tokens) - budget
     if excess <= 0:
         return whole
     sizes = {span.message: span.end - span.start for span in whole.spans}
     cuts = _cuts(messages)
     gone = [sum(sizes.get(message, 0) for message in _dropped(messages, cut)) for cut in cuts]
-    for cut in cuts[_choose(gone, excess, max(1, context_limit // steps)) :]:
+    for cut in cuts[_choose(gone, excess, max(1, window.tokens // steps)) :]:
         dropped = set(_dropped(messages, cut))
         kept = [number for number in range(len(messages)) if number not in dropped]
         prompt = render([messages[number] for number in kept])
         if len(prompt.tokens) <= budget:
             spans = tuple(replace(span, message=kept[span.message]) for span in prompt.spans)
-            return replace(prompt, spans=spans, forgotten=_told(whole, dropped, context_limit))
-    raise ContextLengthExceeded(
-        f"The prompt has {len(whole.tokens)} tokens; even without its oldest turns it leaves no room for an answer in"
-        f" the context of {context_limit}.",
-        prompt_tokens=len(whole.tokens),
-        requested_tokens=len(whole.tokens) + (max_tokens or 1),
-        limit=context_limit,
+            return replace(prompt, spans=spans, forgotten=_told(whole, dropped, window))
+    raise _too_long(len(whole.tokens), window, max_tokens)
+
+
+def _too_long(length: int, window: Window, max_tokens: int | None) -> RequestError:
+    """What refuses a prompt that cannot be trimmed enough, by the name of the limit."""
+    error = ContextLengthExceeded if window.cause == "context" else KvCapacityExceeded
+    return error(
+        f"The prompt has {length} tokens; even without its oldest turns it leaves no room for an answer in the"
+        f" {window.tokens} tokens of {NAMES[window.cause]}.",
+        param="messages",
+        prompt_tokens=length,
+        requested_tokens=length + (max_tokens or 1),
+        limit=window.tokens,
     )
 
 
-def slide(prompt: Prompt, context_limit: int) -> Prompt:
-    """The prompt's first tokens and its most recent half, if it is as long as the context."""
+def slide(prompt: Prompt, window: Window) -> Prompt:
+    """The prompt's first tokens and its most recent half, if it is as long as the window."""
     length = len(prompt.tokens)
-    start, end = slid_range(length, context_limit) if length >= context_limit else (0, 0)
+    start, end = slid_range(length, window.tokens) if length >= window.tokens else (0, 0)
     if start >= end:
         return prompt
     tokens = prompt.tokens[:start] + prompt.tokens[end:]
     moved = [_moved(span, start, end) for span in prompt.spans]
     spans = tuple(span for span in moved if span.start < span.end)
-    return replace(prompt, tokens=tokens, spans=spans, forgotten=(forgotten(start, end, prompt.spans),))
+    return replace(prompt, tokens=tokens, spans=spans, forgotten=(forgotten(start, end, window.cause, prompt.spans),))
 
 
 def _moved(span: Span, start: int, end: int) -> Span:
@@ -131,9 +139,9 @@ def _choose(gone: Sequence[int], excess: int, step: int) -> int:
     return sum(tokens < excess for tokens in gone)
 
 
-def _told(whole: Prompt, dropped: set[int], context_limit: int) -> tuple[Forgotten, ...]:
+def _told(whole: Prompt, dropped: set[int], window: Window) -> tuple[Forgotten, ...]:
     """One entry for each run of messages that went."""
-    reason = f"the conversation has {len(whole.tokens)} tokens and the context {context_limit}"
+    reason = f"the conversation has {len(whole.tokens)} tokens and {NAMES[window.cause]} room for {window.tokens}"
     runs: list[list[Span]] = []
     for span in whole.spans:
         if span.message not in dropped or span.start == span.end:
