@@ -109,6 +109,16 @@ def test_a_forced_call_comes_back_word_for_word(engine: Engine) -> None:
     assert f'"arguments": {json.dumps(swapped)}' in plain
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_single_call_is_a_single_call(engine: Engine, seed: int) -> None:
+    prompt = render(engine, ASK, None)
+    assert prompt.reader is not None
+    guide = engine.call_guide([TOOL], one=True)
+    said, done = ask(engine, prompt, f"one-{seed}", guide=guide, temperature=1.2, seed=seed, max_tokens=200)
+    _, text, calls = read_whole(said, prompt.reader())  # type: ignore[arg-type]
+    assert (text, [name for name, _ in calls], done.receipt.limit_cause) == ("", ["get_weather"], None)
+
+
 def test_reasoning_that_comes_back_is_reused_and_what_is_stripped_is_told(engine: Engine) -> None:
     messages = [{"role": "user", "content": "One plus one?"}]
     prompt = render(engine, messages)

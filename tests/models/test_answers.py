@@ -119,3 +119,5 @@ def test_forced_calls_name_their_tools() -> None:
         assert '"const": "g"' in guide.text
         assert ("<[7]>" in guide.text) == (style == "mistral")
         json.loads(guide.text.split("%json ")[1])
+        single = call_guide(style, tools, marks={}, one=True).text  # type: ignore[arg-type]
+        assert {"hermes": "start: one\n", "mistral": '"maxItems": 1', "llama3": "start: call\n"}[style] in single

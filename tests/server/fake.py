@@ -200,8 +200,8 @@ class FakeServes:
             spans.append(Span(start, len(tokens), number))
         return Prompt(tuple(tokens), tuple(spans), reader=self.reader)
 
-    def call_guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:
-        return Guide("grammar", ",".join(tool["function"]["name"] for tool in tools))
+    def call_guide(self, tools: Sequence[Mapping[str, Any]], *, one: bool = False) -> Guide:
+        return Guide("grammar", ",".join(tool["function"]["name"] for tool in tools) + "!" * one)
 
     def encode(self, text: str, *, special: bool = True) -> list[Token]:
         return [BOS] * special + list(text.encode())

@@ -175,7 +175,7 @@ def test_wrong_prompts(server: Running, prompt: Any) -> None:
 
 
 UNBUILT: list[tuple[str, Any]] = [
-    ("modalities", ["audio"]), ("functions", [{}]), ("parallel_tool_calls", False),
+    ("modalities", ["audio"]), ("functions", [{}]),
     ("chat_template", "x"), ("guided_whitespace_pattern", "x"), ("echo", True), ("use_beam_search", True),
 ]  # fmt: skip
 
@@ -282,6 +282,7 @@ def test_a_million_mistakes_cost_one_message(server: Running) -> None:
     for path, field in ((TEXT, "stop_token_ids"), (TEXT, "prompt"), (TEXT, "stop"), ("/detokenize", "tokens")):
         error = refusal(server.http.post(path, json={"prompt": "x", field: wrong}))
         assert error["param"] == field
+    assert refusal(server.complete(stop=["x"] * 1_000_000))["limit"] == 1_000_000
     many = [{"role": "user", "content": ""}] * 10_001
     assert refusal(server.chat(messages=many))["param"] == "messages"
 

@@ -54,7 +54,7 @@ def can(server: Running) -> None:
 def test_without_a_template_for_tools_they_are_refused(server: Running) -> None:
     for body, param in (
         ({"tools": [TOOL]}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "none"}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "auto"}, "tools"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
@@ -64,6 +64,8 @@ def test_without_a_template_for_tools_they_are_refused(server: Running) -> None:
         error = server.chat(**body).json()["error"]
         assert (error["param"], error["code"]) == (param, "invalid_request")
         assert "template" in error["message"]
+    assert server.chat(tools=[TOOL], tool_choice="none").status_code == 200
+    assert server.fake.offered == []
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,8 @@ def test_without_a_template_for_tools_they_are_refused(server: Running) -> None:
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": 5}}]},
             "tools[0].function.parameters",
         ),
+        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"tools": [TOOL], "parallel_tool_calls": 0}, "parallel_tool_calls"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice"),
@@ -149,11 +153,32 @@ def test_tool_choice(server: Running) -> None:
         ("none", [], None),
         ("auto", [TOOL, OTHER], None),
         ("required", [TOOL, OTHER], Guide("grammar", "get_weather,other")),
-        ({"type": "function", "function": {"name": "other"}}, [TOOL, OTHER], Guide("grammar", "other")),
+        ({"type": "function", "function": {"name": "other"}}, [TOOL, OTHER], Guide("grammar", "other!")),
     ):
         assert server.chat(tools=[TOOL, OTHER], tool_choice=choice).status_code == 200
         assert server.fake.offered == offered
         assert server.fake.handles[-1].request.sampling.guide == guide
+
+
+def test_one_call_at_most(server: Running) -> None:
+    """`parallel_tool_calls: false`: a forced answer is guided to one call, of any other one the first is told."""
+    can(server)
+    server.chat(tools=[TOOL, OTHER], tool_choice="required", parallel_tool_calls=False)
+    assert server.fake.handles[-1].request.sampling.guide == Guide("grammar", "get_weather,other!")
+    server.play(text="Hi {a:1}{b:2}")
+    body: dict[str, Any] = {"tools": [TOOL, OTHER], "parallel_tool_calls": False}
+    whole = server.chat(**body).json()["choices"][0]
+    assert [call["function"]["arguments"] for call in whole["message"]["tool_calls"]] == [" a:1"]
+    assert (whole["message"]["content"], whole["finish_reason"]) == ("Hi", "tool_calls")
+    told = [
+        call
+        for chunk in events(server.chat(stream=True, **body))
+        for choice in chunk["choices"]
+        for call in choice["delta"].get("tool_calls", [])
+    ]
+    assert {call["index"] for call in told} == {0}
+    assert "".join(call["function"]["arguments"] for call in told) == " a:1"
+    assert len(server.chat(tools=[TOOL], parallel_tool_calls=True).json()["choices"][0]["message"]["tool_calls"]) == 2
 
 
 def test_reasoning_and_calls_streamed_and_not(server: Running) -> None:

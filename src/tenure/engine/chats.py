@@ -59,13 +59,13 @@ class Chats:
         style = self.style if kwargs.get("tools") else None
         return Prompt(tuple(ids), spans, reader=partial(AnswerReader, style, thinks=self._thinks, opened=opened))
 
-    def guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:
-        """A guide that lets an answer be nothing but calls of `tools`, OpenAI's tool objects."""
+    def guide(self, tools: Sequence[Mapping[str, Any]], *, one: bool = False) -> Guide:
+        """A guide that lets an answer be nothing but calls of `tools`, OpenAI's tool objects; `one`: a single call."""
         if self.style is None:
             raise InvalidRequest("tools: this model's chat template has none", param="tools")
         ids = self._tokenizer.special_ids
         marks = {self._tokenizer.token_text(i): i for i in ids if self._tokenizer.token_text(i) in SHOWN}
-        return call_guide(self.style, [tool["function"] for tool in tools], marks=marks)
+        return call_guide(self.style, [tool["function"] for tool in tools], marks=marks, one=one)
 
     def read(self, text: str) -> Said:
         """What a client was shown of an answer of this text."""

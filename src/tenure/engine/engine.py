@@ -216,9 +216,10 @@ class Engine(PythonApi):
         """Template and tokenise a chat. With a session, its own earlier answers are spliced in by their exact ids."""
         return self._chats.render(messages, {"tools": list(tools) or None, **(kwargs or {})}, session_id, scope)
 
-    def call_guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:
-        """A guide that lets an answer be nothing but calls of `tools`. InvalidRequest when the template has none."""
-        return self._chats.guide(tools)
+    def call_guide(self, tools: Sequence[Mapping[str, Any]], *, one: bool = False) -> Guide:
+        """A guide that lets an answer be nothing but calls of `tools`, or a single call with `one`. InvalidRequest when
+        the template has none."""
+        return self._chats.guide(tools, one=one)
 
     def encode(self, text: str, *, special: bool = True) -> list[Token]:
         """Token ids of a plain prompt; with `special` in the form the model expects, bos included."""

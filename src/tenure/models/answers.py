@@ -306,10 +306,12 @@ def read_whole(text: str, reader: Reads) -> tuple[str, str, list[tuple[str, str]
     return reasoning, said, calls
 
 
-def call_guide(style: Style, tools: Sequence[Mapping[str, Any]], *, marks: Mapping[str, int]) -> Guide:
+def call_guide(
+    style: Style, tools: Sequence[Mapping[str, Any]], *, marks: Mapping[str, int], one: bool = False
+) -> Guide:
     """A guide that lets an answer be nothing but calls of `tools` (OpenAI's function objects) in the model's format.
 
-    `marks`: the ids of those of `SHOWN` that are control tokens.
+    `marks`: the ids of those of `SHOWN` that are control tokens. `one`: a single call, instead of one or more.
     """
     key = "parameters" if style == "llama3" else "arguments"
     calls = [
@@ -321,17 +323,17 @@ def call_guide(style: Style, tools: Sequence[Mapping[str, Any]], *, marks: Mappi
         }
         for tool in tools
     ]
-    one: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    call: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
     if style == "llama3":
-        return Guide("grammar", f"start: call\ncall: %json {json.dumps(one)}\n")
+        return Guide("grammar", f"start: call\ncall: %json {json.dumps(call)}\n")
     opening = _mark(OPENS[style], marks)
     if style == "mistral":
-        several = {"type": "array", "items": one, "minItems": 1}
+        several = {"type": "array", "items": call, "minItems": 1, **({"maxItems": 1} if one else {})}
         return Guide("grammar", f"start: {opening} calls\ncalls: %json {json.dumps(several)}\n")
-    closing = _mark(_CLOSE, marks)
+    closing, more = _mark(_CLOSE, marks), ' ("\\n" one)*'
     return Guide(
         "grammar",
-        f'start: one ("\\n" one)*\none: {opening} "\\n" call "\\n" {closing}\ncall: %json {json.dumps(one)}\n',
+        f'start: one{"" if one else more}\none: {opening} "\\n" call "\\n" {closing}\ncall: %json {json.dumps(call)}\n',
     )
 
 

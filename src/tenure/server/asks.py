@@ -293,7 +293,7 @@ def chat_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) -> Ask:
     prompt = render(serves, body, caller, max_tokens, offer)
     prompt = replace(prompt, pins=read_pins(fields["messages"], prompt.spans))
     ask = _ask(serves, body, [prompt], "chat", caller, replace(sampling, marks=prompt.reader is not None))
-    return replace(ask, reader=prompt.reader)
+    return replace(ask, reader=offer.reads(prompt.reader))
 
 
 def completion_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) -> Ask:

@@ -98,8 +98,9 @@ class Serves(Protocol):
         """
         ...
 
-    def call_guide(self, tools: Sequence[Mapping[str, Any]]) -> Guide:
-        """A guide that lets an answer be nothing but calls of `tools`. InvalidRequest when the template has none."""
+    def call_guide(self, tools: Sequence[Mapping[str, Any]], *, one: bool = False) -> Guide:
+        """A guide that lets an answer be nothing but calls of `tools`, or a single call with `one`. InvalidRequest when
+        the template has none."""
         ...
 
     def encode(self, text: str, *, special: bool = True) -> list[Token]: ...

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tenure.errors import InvalidRequest
 from tenure.server.body import check_depth
 from tenure.server.guides import check_guide
-from tenure.server.serves import Serves
-from tenure.types import Guide
+from tenure.server.serves import Reader, Serves
+from tenure.types import Guide, Part
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -23,11 +23,38 @@ class Offer:
 
     tools: tuple[Mapping[str, Any], ...] = ()
     guide: Guide | None = None
+    single: bool = False
+    """`parallel_tool_calls: false`: an answer has one call at most."""
+
+    def reads(self, make: Callable[[], Reader] | None) -> Callable[[], Reader] | None:
+        """What makes the readers of answers, from what makes those that read all calls."""
+        return (lambda: FirstCall(make())) if self.single and make is not None else make
+
+
+class FirstCall:
+    """Reads an answer as another reader does, and passes on none of its calls but the first. Of an answer that may be
+    text as well no guide can ask that: its further calls are computed and counted, and not told."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def push(self, text: str) -> list[Part]:
+        return self._first(self._reader.push(text))
+
+    def finish(self) -> list[Part]:
+        return self._first(self._reader.finish())
+
+    def _first(self, parts: list[Part]) -> list[Part]:
+        return [part for part in parts if part.kind in ("text", "reasoning") or part.call == 0]
 
 
 def read_offer(serves: Serves, fields: Mapping[str, Any]) -> Offer:
     """The tools of a chat's body. InvalidRequest when they are malformed or the model's template knows none."""
     tools, choice = fields.get("tools") or [], fields.get("tool_choice")
+    parallel = fields.get("parallel_tool_calls")
+    if not isinstance(parallel, bool | None):
+        raise InvalidRequest("parallel_tool_calls: must be true or false", param="parallel_tool_calls")
+    single = parallel is False
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools: must be a list of at most {MAX_TOOLS} tools", param="tools")
     check_depth(tools, "tools")
@@ -38,16 +65,17 @@ def read_offer(serves: Serves, fields: Mapping[str, Any]) -> Offer:
         if named or choice == "required":
             raise InvalidRequest("tool_choice needs tools", param="tool_choice")
         return Offer()
-    if not serves.card.calls:
-        raise InvalidRequest("tools: this model's chat template has none, so it cannot call any", param="tools")
     if choice == "none":
         return Offer()
+    if not serves.card.calls:
+        raise InvalidRequest("tools: this model's chat template has none, so it cannot call any", param="tools")
     if named is None and choice != "required":
-        return Offer(tuple(tools))
+        return Offer(tuple(tools), single=single)
     chosen = [tool for tool in tools if named in (None, tool["function"]["name"])]
     if not chosen:
         raise InvalidRequest(f"tool_choice: there is no tool {named!r:.80}", param="tool_choice")
-    guide = serves.call_guide(chosen)
+    # A named function is called once (as OpenAI has it); `required` asks for one call or more.
+    guide = serves.call_guide(chosen, one=single or named is not None)
     check_guide(serves, guide, "tools")
     return Offer(tuple(tools), guide)
 

@@ -45,7 +45,6 @@ COMMON: dict[str, tuple[Any, ...]] = {
 
 CHAT: dict[str, tuple[Any, ...]] = {
     **COMMON,
-    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
