@@ -6,6 +6,7 @@ The planner and the allocator both ask here, so what is planned is what is alloc
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,8 +19,28 @@ SLAB_BLOCKS = 64
 STAGING = ("bf16", "f32")
 """Codecs that blocks can be written in token by token."""
 
+UNBOUNDED = 1 << 40
+"""Blocks or tokens: more than any machine holds."""
+
 MIN_BLOCKS = 2
 """The least a pool has: a prompt's block and one to answer into."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers whose K and V come and go together: they have blocks, and a table of them, of their own."""
+
+    layers: int
+    window: int | None = None
+    """Tokens a row sees in them, itself included; None: all."""
+
+    def first(self, position: int, block_tokens: int) -> int:
+        """Number of the first block that a row at `position` sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window) // block_tokens
+
+    def held(self, blocks: int, block_tokens: int) -> int:
+        """How many of its first `blocks` blocks a sequence goes on holding: those that its newest row can see."""
+        return blocks if self.window is None else min(blocks, 1 - (1 - self.window) // block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +57,13 @@ class ModelShape:
     context_length: int
     windows: tuple[int | None, ...] = ()
     """Per layer the tokens it sees, the newest included, None: all of them; empty when no layer has a window."""
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The layers that see everything first, when there are any, then those with windows, the widest first."""
+        counts = Counter(self.windows or (None,) * self.layers)
+        found = [LayerGroup(n, window) for window, n in counts.items()]
+        return tuple(sorted(found, key=lambda group: (group.window is not None, -(group.window or 0))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +118,27 @@ class KvGeometry:
     block_tokens: int = BLOCK_TOKENS
     v_dim: int | None = None
     """Size of a V head when it is not that of K; 0: what is kept serves as both, as in latent attention."""
+    groups: tuple[LayerGroup, ...] = ()
+    """Of its layers; empty: one, without a window."""
 
     @staticmethod
     def of(shape: ModelShape) -> KvGeometry:
-        return KvGeometry(shape.layers, shape.kv_heads, shape.head_dim)
+        return KvGeometry(shape.layers, shape.kv_heads, shape.head_dim, groups=shape.groups)
 
     def with_layers(self, layers: int) -> KvGeometry:
-        """The same for so many layers."""
-        return replace(self, layers=layers)
+        """The same for so many layers, that see everything."""
+        return replace(self, layers=layers, groups=())
+
+    def parts(self) -> tuple[KvGeometry, ...]:
+        """The geometry of each group of layers."""
+        return tuple(self.with_layers(group.layers) for group in self.groups) or (self,)
 
     def token_bytes(self, name: str) -> int:
         """Bytes of one token's K and V over all layers, as stored by codec `name`: its share of a full block."""
         return self.block_bytes(name) // self.block_tokens
 
     def block_bytes(self, name: str) -> int:
-        """Bytes of one full block as stored by codec `name`, scales included."""
+        """Bytes of one full block of all layers as stored by codec `name`, scales included."""
         how = codec(name)
         v_dim = self.head_dim if self.v_dim is None else self.v_dim
         token = (self.head_dim * how.k_bits + v_dim * how.v_bits) // 8 + how.k_token_scale
@@ -119,35 +153,51 @@ class KvGeometry:
         """Blocks that `tokens` tokens occupy, the open one included."""
         return -(-tokens // self.block_tokens)
 
-    def sequence_blocks(self, tokens: int, name: str) -> dict[str, int]:
-        """Blocks that a running sequence of `tokens` holds, by codec. The open block of an unquantised one is like the
-        others; else full blocks are stored, and one is staged all the while."""
-        staging = self.staging_codec(name)
-        if name == staging:
-            return {name: self.blocks(tokens)}
-        return {name: tokens // self.block_tokens, staging: 1}
-
     def least_arena(self, name: str) -> int:
-        """Bytes of the smallest arena worth serving from: two blocks, and with them the places to stage open ones."""
-        block, staged = self.block_bytes(name), self.block_bytes(self.staging_codec(name))
-        return MIN_BLOCKS * (block if block == staged else max(staged, 2 * block))
+        """Bytes of the smallest arena worth serving from: two blocks, and with them the places to stage open ones and
+        those for what windows see."""
+        first, *windows = self.parts()
+        block, staged = first.block_bytes(name), self.block_bytes(self.staging_codec(name))
+        least = MIN_BLOCKS * (block if name in STAGING else max(staged, 2 * block))
+        for part, group in zip(windows, self.groups[1:], strict=True):
+            least += 2 * group.held(UNBOUNDED, self.block_tokens) * part.block_bytes(name)
+        return least
 
     def sequence_bytes(self, tokens: int, name: str) -> int:
-        """Bytes of a running sequence of `tokens`: what the allocator takes for it."""
-        return sum(n * self.block_bytes(codec) for codec, n in self.sequence_blocks(tokens, name).items())
+        """Bytes of a running sequence of `tokens`: what the allocator takes for it. The open block of an unquantised
+        one is like the others; else full blocks are stored, and one of all layers is staged all the while."""
+        staged = name not in STAGING
+        blocks = tokens // self.block_tokens if staged else self.blocks(tokens)
+        groups = self.groups or (LayerGroup(self.layers),)
+        stored = sum(
+            group.held(blocks, self.block_tokens) * part.block_bytes(name)
+            for group, part in zip(groups, self.parts(), strict=True)
+        )
+        return stored + staged * self.block_bytes(self.staging_codec(name))
 
     def layout(self, arena_bytes: int, name: str, also: Sequence[str] = ()) -> ArenaLayout:
-        """How an arena is cut for blocks of codec `name`, of its staging, and of the codecs `also`."""
-        kinds = tuple(dict.fromkeys((name, self.staging_codec(name), *also)))
-        return ArenaLayout.cut(arena_bytes, kinds, tuple(map(self.block_bytes, kinds)), staged=name not in STAGING)
+        """How an arena is cut for blocks of codec `name`, of its staging, and of the codecs `also`: those of the first
+        group of layers; and then for blocks of the other groups, which are always stored in `name`."""
+        first, *windows = self.parts()
+        sizes = {name: first.block_bytes(name)}
+        if name not in STAGING:
+            sizes[self.staging_codec(name)] = self.block_bytes(self.staging_codec(name))
+        for other in also:
+            sizes.setdefault(other, first.block_bytes(other))
+        kinds = (*sizes, *(name for _ in windows))
+        block_bytes = (*sizes.values(), *(part.block_bytes(name) for part in windows))
+        return ArenaLayout.cut(
+            arena_bytes, kinds, block_bytes, staged=name not in STAGING, groups=self.groups, size=self.block_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaLayout:
     """An arena cut into slabs; each holds blocks of one kind, and of any other once it is empty.
 
-    Kind 0 are the stored blocks, and the open ones too unless `staged`: then those are of kind 1. A block's id packs
-    its kind, slab and place: ids of kind k are first[k] + slab · slots[k] + place.
+    Kind 0 are the stored blocks of the first group of layers, and the open ones too unless `staged`: then those of all
+    layers together are of kind 1. The last kinds are the stored blocks of the other groups. A block's id packs its
+    kind, slab and place: ids of kind k are first[k] + slab · slots[k] + place.
     """
 
     kinds: tuple[str, ...]
@@ -159,9 +209,21 @@ class ArenaLayout:
     slots: tuple[int, ...]
     """Blocks of each kind in a slab."""
     first: tuple[int, ...]
+    groups: tuple[LayerGroup, ...] = (LayerGroup(1),)
+    kept: tuple[int, ...] = (0,)
+    """Slabs of each kind that serve no other: so many that whoever is alone can stage a block, and have all that its
+    windows see."""
 
     @staticmethod
-    def cut(arena_bytes: int, kinds: tuple[str, ...], block_bytes: tuple[int, ...], *, staged: bool) -> ArenaLayout:
+    def cut(
+        arena_bytes: int,
+        kinds: tuple[str, ...],
+        block_bytes: tuple[int, ...],
+        *,
+        staged: bool,
+        groups: tuple[LayerGroup, ...] = (),
+        size: int = BLOCK_TOKENS,
+    ) -> ArenaLayout:
         """The cut that loses least: what no block of a kind fills in a slab, no slab fills in the arena, and half a
         slab for each kind, as its last slab is part full. One kind: one slab, nothing lost."""
 
@@ -177,7 +239,11 @@ class ArenaLayout:
         slots = tuple(slab // block for block in block_bytes)
         slabs = arena_bytes // slab if slab else 0
         first = tuple(slabs * sum(slots[:kind]) for kind in range(len(kinds)))
-        return ArenaLayout(kinds, block_bytes, slabs, slab, staged, slots, first)
+        groups = groups or (LayerGroup(1),)
+        apart = len(kinds) - len(groups) + 1
+        kept = [int(staged and kind == 1) for kind in range(apart)]
+        kept += [-(-group.held(UNBOUNDED, size) // slots[apart + n]) for n, group in enumerate(groups[1:])]
+        return ArenaLayout(kinds, block_bytes, slabs, slab, staged, slots, first, groups, tuple(kept))
 
     @staticmethod
     def flat(blocks: int, name: str) -> ArenaLayout:
@@ -195,9 +261,14 @@ class ArenaLayout:
         return int(self.staged)
 
     @property
+    def stored(self) -> tuple[int, ...]:
+        """The kind of stored blocks of each group of layers."""
+        return (0, *range(len(self.kinds) - len(self.groups) + 1, len(self.kinds)))
+
+    @property
     def blocks(self) -> int:
-        """Stored blocks that one sequence can have: all slabs but the one that is kept for staging."""
-        return (self.slabs - self.staged) * self.slots[0]
+        """Stored blocks of the first group that one sequence can have: in all slabs but those that are kept."""
+        return max(0, self.slabs - sum(self.kept)) * self.slots[0]
 
     def offset(self, block: int) -> int:
         """Where a block lies in the arena, in bytes."""
@@ -209,14 +280,24 @@ class ArenaLayout:
         """The kind of a block."""
         return bisect_right(self.first, block) - 1
 
-    def conversations(self, tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
-        """How many running sequences of `tokens` fit side by side, when they share nothing."""
-        if not self.staged:
-            return self.blocks // max(1, -(-tokens // block_tokens))
-        stored = tokens // block_tokens
-        low, high = 0, self.slabs * self.slots[1]
+    def conversations(self, tokens: int, block_tokens: int = BLOCK_TOKENS, shared: int = 0) -> int:
+        """How many running sequences of `tokens` fit side by side, when they share nothing but their first `shared`
+        blocks, which windows have left or hold once."""
+        blocks = tokens // block_tokens if self.staged else -(-tokens // block_tokens)
+        needs = [0] * len(self.kinds)
+        once = [0] * len(self.kinds)
+        needs[self.staging] += self.staged
+        for kind, group in zip(self.stored, self.groups, strict=True):
+            once[kind] = min(shared, blocks) if group.held(blocks, block_tokens) == blocks else 0
+            needs[kind] += group.held(blocks, block_tokens) - once[kind]
+        low, high = 0, self.ids  # none when there is no slab
         while low < high:
             n = (low + high + 1) // 2
-            fits = -(-n * stored // self.slots[0]) - (-n // self.slots[1]) <= self.slabs
-            low, high = (n, high) if fits else (low, n - 1)
+            wanted = [once[kind] + n * need for kind, need in enumerate(needs)]
+            low, high = (n, high) if self.fits(wanted) else (low, n - 1)
         return low
+
+    def fits(self, wanted: Sequence[int]) -> bool:
+        """Whether an empty arena holds so many blocks of each kind."""
+        slabs = (max(kept, -(-n // slots)) for n, slots, kept in zip(wanted, self.slots, self.kept, strict=True))
+        return sum(slabs) <= self.slabs

@@ -50,7 +50,7 @@ class Finish(Enum):
 LimitCause = Literal["max_tokens", "context", "pool", "tenant_kv", "shutdown"]
 MissReason = Literal[
     "cold", "content_changed", "retokenised", "reasoning_stripped", "scope_changed", "evicted", "expired", "corrupt",
-    "below_minimum", "unknown",
+    "below_minimum", "prompt_logprobs", "unknown",
 ]  # fmt: skip
 
 
@@ -113,6 +113,8 @@ class Sampling:
     """None: none are told; else those of the tokens chosen, and of so many of the likeliest beside them."""
     logits: bool = False
     """Tell all logits that each token was chosen from."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for the tokens of the prompt. All of it is computed then, held or not: no logits are kept."""
     marks: bool = False
     """Show the control tokens that open and close calls and reasoning, for whoever reads the answer for them."""
 
@@ -268,7 +270,9 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one sequence in a step: `tokens` at positions start, start+1, …; `blocks` covers all of them.
+    """Rows of one sequence in a step: `tokens` at positions start, start+1, …
+
+    `tables`: the blocks of each group of layers that cover all of them, by number; those that a window has left are −1.
 
     `sample` asks for a token after the last row; `counter` is that token's number within the answer.
     """
@@ -278,12 +282,12 @@ class Rows:
     index: int
     start: int
     tokens: Sequence[Token]
-    blocks: Sequence[BlockId]
+    tables: tuple[Sequence[BlockId], ...]
     sample: bool
     counter: int
     sampling: Sampling
     open: BlockId | None = None
-    """Where the block that is not full is staged, when that is not where it will be stored."""
+    """Where the block that is not full is staged, of all layers, when that is not where it will be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +351,8 @@ class Piece:
     """The stop string or stop id that ended it, when one did (not eos)."""
     logprobs: tuple[Logprob, ...] = ()
     """One for each of `tokens`, when they were asked for."""
+    prompt_logprobs: tuple[Logprob, ...] = ()
+    """One for each token of the prompt but the first, with the first piece of a request that asked."""
     forgotten: Forgotten | None = None
     """What the model no longer sees from here on: the context slid."""
 

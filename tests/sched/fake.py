@@ -76,14 +76,14 @@ class FakeDevice:
         context = tuple(self.contexts[rows.request, rows.index])
         assert tuple(rows.tokens) == context[rows.start : rows.start + len(rows.tokens)]
         for position in range(rows.start, rows.start + len(rows.tokens)):
-            self.held[rows.blocks[position // self.size]][position % self.size] = context[: position + 1]
+            self.held[rows.tables[0][position // self.size]][position % self.size] = context[: position + 1]
             self.computed[context[: position + 1]] += 1
 
     def _read(self, rows: Rows) -> Context:
         end = rows.start + len(rows.tokens)
         context = tuple(self.contexts[rows.request, rows.index])[:end]
         for position in range(end):
-            found = self.held[rows.blocks[position // self.size]][position % self.size]
+            found = self.held[rows.tables[0][position // self.size]][position % self.size]
             assert found == context[: position + 1], f"{rows.request}: position {position} holds {found}"
         return context
 

@@ -57,7 +57,7 @@ def test_the_ladder_keeps_room_until_someone_is_alone() -> None:
         if world.scheduler.running > 1:
             most = max(most, world.cache.counts().leased)
     assert most == 10
-    assert max(len(rows.blocks) for plan in world.plans for rows in plan.rows) == 14
+    assert max(len(rows.tables[0]) for plan in world.plans for rows in plan.rows) == 14
     for name, first in (("a", 1), ("b", 101), ("c", 201)):
         assert world.text(name) == alone(range(first, first + 8), 48)
 

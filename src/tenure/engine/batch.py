@@ -66,11 +66,11 @@ class Batcher:
         for rows in plan.rows:
             before = self._kept.get(rows.seq)
             first, full = rows.start // self._size, (rows.start + len(rows.tokens)) // self._size
-            if before and before[0] is rows.blocks and (rows.open is None or before[1] == first == full):
+            if before and before[0] is rows.tables[0] and (rows.open is None or before[1] == first == full):
                 kept[rows.seq] = before
             else:
                 entries = self._stored(rows) if rows.open is None else self._staged(rows, rows.open)
-                kept[rows.seq] = (rows.blocks, first if first == full else -1, entries)
+                kept[rows.seq] = (rows.tables[0], first if first == full else -1, entries)
             parts.append(kept[rows.seq][2])
             tokens.extend(rows.tokens)
             seq_rows.append(len(tokens))
@@ -100,15 +100,15 @@ class Batcher:
 
     def _stored(self, rows: Rows) -> Entries:
         """Every block is written where it is stored."""
-        codecs = self._places.codecs(rows.blocks)
-        return self._places.offsets(rows.blocks), codecs, np.full(len(rows.blocks), -1, np.int64), codecs
+        codecs = self._places.codecs(rows.tables[0])
+        return self._places.offsets(rows.tables[0]), codecs, np.full(len(rows.tables[0]), -1, np.int64), codecs
 
     def _staged(self, rows: Rows, where: BlockId) -> Entries:
         """Blocks that become full in this step are encoded where they will be stored. What is still open afterwards,
         and what was open before, lies at `where`; the scheduler sees to it that not both need it in one step."""
         end = rows.start + len(rows.tokens)
         first, full, count = rows.start // self._size, end // self._size, -(-end // self._size)
-        stored, stored_codecs = self._places.offsets(rows.blocks[:full]), self._places.codecs(rows.blocks[:full])
+        stored, stored_codecs = self._places.offsets(rows.tables[0][:full]), self._places.codecs(rows.tables[0][:full])
         offsets = np.full(count, -1, np.int64)
         offsets[:first] = stored[:first]
         if rows.start % self._size or end % self._size:
