@@ -54,7 +54,7 @@ hf_directory() { # bf16 safetensors with config and tokenizer, for vLLM and for 
 }
 
 build_llamacpp() { # xllamacpp's prebuilt wheel has no AVX-512; its sdist carries the sources of llama.cpp
-    [ -x "$PEERS/llama-build/bin/llama-server" ] && return
+    [ -x "$PEERS/llama-build/bin/llama-server" ] && [ -x "$PEERS/llama-build/bin/llama-perplexity" ] && return
     say "building llama.cpp for this processor"
     command -v cmake >/dev/null || { environment source gguf && "$PEERS/source/bin/pip" install cmake; }
     PATH=$PATH:$PEERS/source/bin
@@ -66,7 +66,8 @@ build_llamacpp() { # xllamacpp's prebuilt wheel has no AVX-512; its sdist carrie
         -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF \
         -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
         -DLLAMA_BUILD_APP=OFF >/dev/null
-    cmake --build "$PEERS/llama-build" -j "$JOBS" --target llama-server llama-bench llama-quantize >/dev/null
+    cmake --build "$PEERS/llama-build" -j "$JOBS" --target llama-server llama-bench llama-quantize \
+        llama-perplexity >/dev/null
 }
 
 llamacpp() {

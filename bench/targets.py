@@ -1,7 +1,8 @@
 """What can be measured, how it is started for a workload, and how it is asked.
 
-A target's name is `KIND[:VARIANT]` (``tenure:bf16``, ``llamacpp:q4_0``, ``vllm``), or `[NAME=]URL` of a completions
-server. Peers are looked for under ``$BENCH_PEERS`` (default /work/peers), as ``bench/peers.sh`` leaves them there.
+A target's name is `KIND[:VARIANT[/KV]]` (``tenure:bf16``, ``llamacpp:q4_0``, ``openvino:bf16/u4``, ``vllm``), KV being
+the form of keys and values where it is not the usual one, or `[NAME=]URL` of a completions server. Peers are looked for
+under ``$BENCH_PEERS`` (default /work/peers), as ``bench/peers.sh`` leaves them there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ KV_BYTES = 2 << 30
 BLOCK_TOKENS = {"openvino": 32, "vllm": 128}
 
 DEFAULTS = {"tenure": ("auto", "bf16"), "llamacpp": ("bf16", "q4_0", "q4_1"), "vllm": ("bf16",), "openvino": ("bf16",)}
+KV_FORMS = {"tenure": "auto", "llamacpp": "f16", "openvino": "u8"}  # the usual one of those that have several
 PRECISION = {"auto": "4-bit", "int4": "4-bit", "q4_0": "4-bit", "q4_1": "4-bit", "q8_0": "int8"}
 
 
@@ -40,6 +42,7 @@ class Target:
     kind: str
     variant: str
     precision: str
+    kv: str = ""
 
     @property
     def ours(self) -> bool:
@@ -58,8 +61,11 @@ def parse(names: str) -> list[Target]:
         kind, _, variant = name.partition(":")
         if kind not in DEFAULTS:
             raise ValueError(f"unknown target {name!r}: use {', '.join(DEFAULTS)} or [NAME=]http://host:port")
+        variant, slash, kv = variant.partition("/")
+        if slash and kind not in KV_FORMS:
+            raise ValueError(f"{name!r}: the KV of {kind} cannot be chosen here")
         for chosen in (variant,) if variant else DEFAULTS[kind]:
-            targets.append(Target(f"{kind}:{chosen}", kind, chosen, PRECISION.get(chosen, chosen)))
+            targets.append(Target(f"{kind}:{chosen}{slash}{kv}", kind, chosen, PRECISION.get(chosen, chosen), kv))
     return targets
 
 
@@ -93,11 +99,13 @@ def _python(peer: str) -> Path:
 def command(target: Target, workload: Workload, port: int) -> list[str]:
     """The command line that serves `workload`. Equal commands, but for the port, need no restart between workloads."""
     room = workload.kv_tokens
+    kv = target.kv or KV_FORMS.get(target.kind, "")
     if target.kind == "tenure":
         return [
             *(sys.executable, "-c", "from tenure.cli.main import main; main()", "serve"),
             *("--port", str(port), "--weights", target.variant, "--max-model-len", "8192", "--max-num-seqs", "64"),
             *("--kv-cache-memory-bytes", str(room * KV_BYTES_PER_TOKEN if room else KV_BYTES)),
+            *("--kv-cache-dtype", kv, *(["--no-quality-gate"] if target.kv else [])),
         ]
     if target.kind == "llamacpp":
         # Slots split the context. Sixteen slots of 500 tokens cannot hold one request of W6; four of 1984 can.
@@ -107,14 +115,14 @@ def command(target: Target, workload: Workload, port: int) -> list[str]:
         return [
             *(str(_llama_server()), "-m", str(_gguf(target.variant)), "--host", "127.0.0.1", "--port", str(port)),
             *("-t", cores, "-tb", cores, "-c", str(cells), "-np", str(slots), "--no-kv-unified", "-fa", "on"),
-            *("-ctk", "f16", "-ctv", "f16", "-b", "2048", "-ub", "512"),
+            *("-ctk", kv, "-ctv", kv, "-b", "2048", "-ub", "512"),
         ]
     if target.kind == "vllm":
         blocks = [str(room // BLOCK_TOKENS["vllm"])] if room else []
         context = str(room // 2 if room else 8192)
         return [str(_python("vllm")), str(DRIVERS / "vllm_driver.py"), str(PEERS / "models/hf-bf16"), context, *blocks]
-    blocks = [str(room // BLOCK_TOKENS["openvino"])] if room else []
-    return [str(_python("openvino")), str(DRIVERS / "openvino_driver.py"), str(_ir(target.variant)), *blocks]
+    bound = str(room // BLOCK_TOKENS["openvino"]) if room else "0"
+    return [str(_python("openvino")), str(DRIVERS / "openvino_driver.py"), str(_ir(target.variant)), bound, kv]
 
 
 class PipeEndpoint:

@@ -1,6 +1,6 @@
-"""OpenVINO GenAI's continuous batching in process. usage: openvino_driver.py IR_DIR [BLOCKS]
+"""OpenVINO GenAI's continuous batching in process. usage: openvino_driver.py IR_DIR [BLOCKS [KV]]
 
-Blocks (of 32 tokens), when given, bound the room for keys and values; else two GiB do.
+Blocks (of 32 tokens), unless 0, bound the room for keys and values; else two GiB do. KV is their form: u8 unless given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import openvino_genai as genai  # noqa: E402
 class OpenVino:
     """A ContinuousBatchingPipeline with prefix caching, stepped by hand."""
 
-    def __init__(self, model: str, blocks: int | None) -> None:
+    def __init__(self, model: str, blocks: int, kv: str) -> None:
         settings = genai.SchedulerConfig()
         settings.enable_prefix_caching = True
         settings.dynamic_split_fuse = True
@@ -33,6 +33,7 @@ class OpenVino:
             "INFERENCE_NUM_THREADS": os.cpu_count(),
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "bf16",
+            "KV_CACHE_PRECISION": kv,
         }
         self.pipe = genai.ContinuousBatchingPipeline(model, settings, "CPU", properties)
         self.live: dict[int, tuple[Live, genai.GenerationHandle]] = {}
@@ -67,5 +68,6 @@ class OpenVino:
 
 
 if __name__ == "__main__":
-    blocks = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    serve(OpenVino(sys.argv[1], blocks), genai.__version__, REPLIES)
+    blocks = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    kv = sys.argv[3] if len(sys.argv) > 3 else "u8"
+    serve(OpenVino(sys.argv[1], blocks, kv), genai.__version__, REPLIES)

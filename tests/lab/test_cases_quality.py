@@ -7,7 +7,7 @@ import pytest
 from tenure import models
 from tenure.lab.gate import RUN_TOKENS, RUNS, Floor, measure, shipped_text
 
-LIMITS = {"int8": 0.004, "k8v4": 0.010, "int4": 0.022}
+LIMITS = {"int8": 0.003, "k8v4": 0.010, "int4": 0.022}
 
 
 @pytest.mark.full
@@ -15,6 +15,16 @@ def test_z1_every_format_of_the_real_model() -> None:
     assert (RUNS, RUN_TOKENS) == (20, 300)
     found = measure(models.load(str(models.find_default())), list(LIMITS), shipped_text())
     assert found["bf16"].tokens >= 16_000
+    floor = found["bf16"].kl_of_one_bit
+    assert floor is not None
     for name, limit in LIMITS.items():
-        assert found[name].kl <= limit
+        # The 4-bit weights round activations to 8 bits: one changed bit alone is worth about 0.003.
+        assert found[name].kl <= max(limit, 1.25 * floor)
         assert Floor().misses(found[name], found["bf16"]) == ""
+
+
+@pytest.mark.full
+def test_z1_codecs_alone_beside_weights_that_round_little() -> None:
+    found = measure(models.load(str(models.find_default()), weights="bf16"), list(LIMITS), shipped_text(), quick=True)
+    for name, limit in LIMITS.items():
+        assert found[name].kl <= limit / 1.5

@@ -75,7 +75,11 @@ def test_codecs_in_order_and_a_broken_one_refused(tiny: Model) -> None:
 
 
 def test_everything_is_measured(tiny: Model) -> None:
-    found = measure(tiny, ["int8"], shipped_text()[:3000])["int8"]
+    all_ = measure(tiny, ["int8"], shipped_text()[:3000])
+    found, floor = all_["int8"], all_["bf16"].kl_of_one_bit
+    assert floor is not None
+    assert 0 < floor < found.kl  # weights that round little amplify little
+    assert found.kl_of_one_bit is None
     assert found.retrieval is not None
     assert len(found.retrieval_by_depth) == 5
     assert found.collapse is not None

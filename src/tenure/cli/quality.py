@@ -113,6 +113,9 @@ def show(name: str, found: dict[str, Quality], floor: Floor) -> None:
     table.add_row("bytes a token", *(f"{q.bytes_per_token:,}" for q in all_))
     table.add_row("perplexity", *(f"{q.ppl:.3f}" for q in all_))
     table.add_row("KL, nats", *(f"{q.kl:.4f}" for q in all_))
+    one_bit = [q.kl_of_one_bit for q in all_]
+    if any(one_bit):
+        table.add_row("… of one changed bit", *("" if kl is None else f"{kl:.4f}" for kl in one_bit))
     table.add_row("same first choice", *(f"{q.top1:.1%}" for q in all_))
     table.add_row("planted facts found", *("–" if q.retrieval is None else f"{q.retrieval:.0%}" for q in all_))
     table.add_row("… by depth", *(" ".join(f"{100 * d:.0f}" for d in q.retrieval_by_depth) or "–" for q in all_))

@@ -14,7 +14,7 @@ import numpy as np
 from tenure.errors import ConfigError
 from tenure.lab.probe import F32, Probe
 from tenure.models.loader import Model
-from tenure.spec import KvGeometry
+from tenure.spec import BLOCK_TOKENS, KvGeometry
 
 EXACT = "bf16"
 """What the others are compared with."""
@@ -48,6 +48,9 @@ class Quality:
     """Share of free runs that end in repetition."""
     tokens: int = 0
     """Of text measured."""
+    kl_of_one_bit: float | None = None
+    """Of bf16, when all is measured: KL to itself with the least bit of one stored value changed. Weights that round
+    activations to 8 bits amplify any difference to this; codecs below it cannot be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,8 @@ def measure(
                 "retrieval": sum(depths) / len(depths), "retrieval_by_depth": depths,
                 "collapse": collapse(model, name, text, make),
             }  # fmt: skip
+        if name == EXACT and not quick:
+            more["kl_of_one_bit"] = one_bit(model, windows[::4], make)
         size = geometry.token_bytes(name)
         bits = 8 * geometry.block_bytes(name) / (2 * 32 * geometry.layers * geometry.kv_heads * geometry.head_dim)
         found[name] = sums[name].quality(bits, size, more)
@@ -174,6 +179,29 @@ def _compare(model: Model, window: Sequence[int], sums: dict[str, _Sums], make: 
             held.loss -= float(logs[np.arange(len(following)), following].sum(dtype=np.float64))
             held.same += int((logs.argmax(1) == likeliest).sum())
             held.kl += 0.0 if name == EXACT else entropy - _sum_of_products(chance, logs)
+
+
+class _Nudged(Probe):
+    """bf16, but the least bit of the first stored value changes once its block is full."""
+
+    def feed(self, tokens: Sequence[Sequence[int]], *, last_only: bool = False) -> F32:
+        if self._lengths[0]:
+            return super().feed(tokens, last_only=last_only)
+        begun = super().feed([tokens[0][:BLOCK_TOKENS]])
+        self.arena[0] ^= 1
+        return np.concatenate([begun, super().feed([tokens[0][BLOCK_TOKENS:]])])
+
+
+def one_bit(model: Model, windows: Sequence[Sequence[int]], make: MakeProbe) -> float:
+    """KL that one changed bit makes: the floor under every codec's."""
+    sums = {EXACT: _Sums(), "nudged": _Sums()}
+
+    def choose(model: Model, name: str, count: int, capacity: int) -> Probe:
+        return make(model, name, count, capacity) if name == EXACT else _Nudged(model, EXACT, count, capacity)
+
+    for window in windows:
+        _compare(model, window, sums, choose)
+    return sums["nudged"].kl / max(1, sums["nudged"].rows)
 
 
 def _sum_of_products(a: F32, b: F32) -> float:
