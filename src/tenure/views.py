@@ -63,9 +63,17 @@ class Forecast:
     cached_tokens: int
     computed_tokens: int
     needed_blocks: int
-    """Blocks for the whole prompt and one token, shared ones included."""
+    """Blocks for the whole prompt and one token of each answer, shared ones included."""
     would_evict_blocks: int
     would_evict_tokens: int
     predicted_start_s: float | None
     """None when it never fits."""
     predicted_ttft_s: float | None
+    answer_tokens: int = 0
+    """What each answer can have at most; 0 when it never fits."""
+    answer_cause: str | None = None
+    """What ends an answer of so many tokens, as in `LimitCause`."""
+    whole_blocks: int = 0
+    """Blocks when all answers have so many."""
+    lacking_blocks: int = 0
+    """Of them, those that neither free nor idle blocks give now: others must end, wait or be recoded first."""

@@ -8,7 +8,7 @@ from tests.sched.fake import World, answer
 from tenure.errors import NotFound
 from tenure.events import ConversationChanged, PinEnded, PinGranted, PinRefused, SequencePaused
 from tenure.sched.desk import Desk
-from tenure.types import Done, Pin, Request, Sampling, Scope
+from tenure.types import Done, Pin, Scope
 
 ACME, ZOO = Scope("fake", tenant="acme"), Scope("fake", tenant="zoo")
 
@@ -180,37 +180,3 @@ def test_a_pin_that_is_all_that_stands_in_the_way_is_revoked() -> None:
     world.ask("grows", range(100, 110), 20)
     world.run()
     assert world.text("grows") == alone(list(range(100, 110)), 20)
-
-
-def test_what_would_become_of_a_request() -> None:
-    world = World(16, 4, context=40)
-    at = desk(world)
-
-    def plan(tokens: list[int]) -> tuple[bool, bool, str, int, int, int, int]:
-        seen = at.plan_for(Request("?", tuple(tokens), Scope("fake"), Sampling()), world.clock.now())
-        assert (seen.predicted_start_s is None) == (not seen.fits_ever)
-        return (
-            seen.fits_now, seen.fits_ever, seen.reason, seen.cached_tokens, seen.computed_tokens, seen.needed_blocks,
-            seen.would_evict_blocks,
-        )  # fmt: skip
-
-    assert plan(list(range(10))) == (True, True, "it fits", 0, 10, 3, 0)
-    assert plan(list(range(40)))[:2] == (False, False)
-    world.ask("a", range(1, 36), 3)
-    world.run()
-    world.ask("b", range(100, 130), 8)
-    assert plan([*range(1, 31)])[:4] == (True, True, "it fits, behind 1 that wait", 29)
-    world.step()
-    before = len(world.facts)
-    assert plan(list(range(1, 36)))[:2] == (False, True)
-    assert "blocks wanted" in plan(list(range(200, 235)))[2]
-    assert plan(list(range(200, 220)))[6] == 6
-    assert len(world.facts) == before
-    world.run()
-    busy = World(16, 4, context=40, queue=0, seqs=1)
-    busy.ask("a", range(10), 3)
-    busy.ask("b", range(20, 30), 3)
-    seen = desk(busy).plan_for(Request("?", tuple(range(20)), Scope("fake")), 0.0)
-    assert (seen.fits_now, seen.fits_ever) == (False, True) and "The queue holds 2" in seen.reason
-    small = World(4, 4, context=40)
-    assert not desk(small).plan_for(Request("?", tuple(range(20)), Scope("fake")), 0.0).fits_ever

@@ -248,6 +248,7 @@ class WaitsAlways:
     """A pressure policy that never lets anyone go first."""
 
     name = "waits"
+    codecs = ()
 
     def limit(self, total_blocks: int) -> int:
         return total_blocks

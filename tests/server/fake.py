@@ -264,7 +264,10 @@ class FakeServes:
     async def forecast(self, request: Request) -> Forecast:
         self.planned = request
         size = len(request.tokens)
-        return Forecast(True, True, "it fits", 32, size - 32, size // 32 + 1, 2, 64, 0.25, 0.5)
+        return Forecast(
+            True, True, "it fits", 32, size - 32, size // 32 + 1, 2, 64, 0.25, 0.5,
+            request.sampling.max_tokens or 0, "max_tokens", size // 32 + 2, 1,
+        )  # fmt: skip
 
     async def conversations(self, tenant: str | None) -> list[ConversationView]:
         return [view for view in self.talks if tenant in (None, view.tenant)]

@@ -32,7 +32,7 @@ def as_(server: Running, key: str) -> httpx.Client:
 
 
 def test_a_plan_is_what_the_engine_foresees(server: Running) -> None:
-    body = {"messages": [{"role": "user", "content": "x" * 100}], "max_tokens": 5}
+    body = {"messages": [{"role": "user", "content": "x" * 100}], "max_tokens": 5, "n": 2}
     plan = server.http.post("/v1/kv/plan", json=body).json()
     assert server.fake.planned is not None
     assert plan["prompt_tokens"] == len(server.fake.planned.tokens) == plan["cached_tokens"] + plan["computed_tokens"]
@@ -40,6 +40,8 @@ def test_a_plan_is_what_the_engine_foresees(server: Running) -> None:
     assert (plan["fits_now"], plan["fits_ever"]) == (True, True)
     assert plan["would_evict"] == {"blocks": 2, "tokens": 64}
     assert (plan["predicted_start_s"], plan["predicted_ttft_s"]) == (0.25, 0.5)
+    assert plan["answer"] == {"n": 2, "tokens": 5, "limit_cause": "max_tokens"}
+    assert plan["whole_blocks"] == plan["needed_blocks"] + 1 and plan["lacking_blocks"] == 1
     assert plan["forgotten"] == []
     assert server.fake.handles == [], "nothing was submitted"
 

@@ -19,6 +19,7 @@ from tenure.config import amount
 from tenure.device.arena import Arena, machine_bytes
 from tenure.device.ops import DeviceStore
 from tenure.engine.chats import Chats
+from tenure.engine.forecast import forecast
 from tenure.engine.guided import Guides
 from tenure.engine.handle import Handle
 from tenure.engine.loop import Loop
@@ -324,7 +325,7 @@ class Engine(PythonApi):
     async def forecast(self, request: Request) -> Forecast:
         """What would become of a request that came now; nothing is done."""
         self._check_request(request)
-        return await self._ask(lambda now: self._desk.plan_for(request, now))
+        return await self._ask(lambda now: forecast(self._scheduler, request, now))
 
     async def conversations(self, tenant: str | None) -> Sequence[ConversationView]:
         """Those of a tenant, or everybody's for None; the last used first."""

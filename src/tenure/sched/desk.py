@@ -1,5 +1,5 @@
-"""The desk where conversations are asked after: seen, pinned, paused, resumed, deleted; and requests that only ask what
-would become of them. Each by tenant: another's conversations are not found.
+"""The desk where conversations are asked after: seen, pinned, paused, resumed, deleted; each by tenant:
+another's conversations are not found.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from tenure.cache.history import History, Past
-from tenure.cache.plan import Ask, Shortfall
 from tenure.errors import NotFound
 from tenure.events import ConversationChanged, FactLog
-from tenure.policy.base import AdmissionAsk, Refuse
 from tenure.sched.scheduler import News, Scheduler
 from tenure.sched.sequence import Phase, Sequence
-from tenure.types import Pin, PinReceipt, Request, Scope, Token
-from tenure.views import ConversationView, Forecast, PinView, TenantView
+from tenure.types import Pin, PinReceipt, Scope, Token
+from tenure.views import ConversationView, PinView, TenantView
 
 STATES = {Phase.PREFILL: "running", Phase.DECODE: "running"}
 MOST = 1000
@@ -48,28 +46,6 @@ class Desk:
         self._pins = scheduler.pins
 
     # --- ask ---------------------------------------------------------------------------------------------------------
-
-    def plan_for(self, request: Request, now: float) -> Forecast:
-        """What would become of a request that came now. Nothing is done."""
-        tokens, size, scheduler = request.tokens, self._cache.block_tokens, self._scheduler
-        needed = -(-(len(tokens) + 1) // size)
-        cached = min(self._cache.match(request.scope, tokens, exact=request.exact).tokens, len(tokens) - 1)
-        computed = len(tokens) - cached
-        ask = AdmissionAsk(len(tokens), request.n, request.sampling.max_tokens, request.priority, request.scope.tenant)
-        verdict = scheduler.admission.judge(ask, scheduler.load())
-        if isinstance(verdict, Refuse) and verdict.code != "queue_full":
-            return Forecast(False, False, verdict.reason, cached, computed, needed, 0, 0, None, None)
-        plan = self._cache.plan(Ask(request.scope, tokens, len(tokens) + 1), now)
-        start = scheduler.predicted_start_s(len(tokens))
-        ttft = start + scheduler.outlook.prefill_s(cached, computed)
-        if isinstance(plan, Shortfall) or isinstance(verdict, Refuse):
-            reason = plan.reason if isinstance(plan, Shortfall) else verdict.reason
-            return Forecast(False, True, reason, cached, computed, needed, 0, 0, start, ttft)
-        reason = "it fits"
-        if scheduler.waiting:
-            reason = f"it fits, behind {scheduler.waiting} that wait"
-        lost = self._cache.tokens_of(plan.victims)
-        return Forecast(True, True, reason, cached, computed, needed, len(plan.victims), lost, start, ttft)
 
     def conversations(self, tenant: str | None, now: float) -> list[ConversationView]:
         """Those of a tenant, or of all (None), the last used first."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tenure.cache.kvcache import KvCache
-from tenure.cache.lease import Grant
+from tenure.cache.lease import Lease
 from tenure.cache.pins import Pins
 from tenure.cache.plan import Ask, Plan, Shortfall
 from tenure.errors import Corrupt
@@ -15,7 +15,7 @@ from tenure.policy.base import Load, Pause, PressurePolicy, Recode, RunningView,
 from tenure.sched.fair import Account, WaitingQueue
 from tenure.sched.limits import SchedulerLimits
 from tenure.sched.sequence import Sequence
-from tenure.types import LimitCause, RecodeOp, SeqId
+from tenure.types import BlockOp, LimitCause, SeqId
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Room:
         self._running = running
         self._limits = limits
         self._size = cache.block_tokens
-        self._ops: list[RecodeOp] = []
+        self._ops: list[BlockOp] = []
 
     # --- ask ---------------------------------------------------------------------------------------------------------
 
@@ -91,22 +91,39 @@ class Room:
             served=self._queue.account(seq.tenant).counter,
         )
 
+    def start(self, seq: Sequence, pressure: PressurePolicy, now: float) -> Plan | Shortfall:
+        """Blocks for a sequence that starts, and one more to grow into, while the pool's leased blocks stay where
+        `pressure` lets sequences start; for a lone one, what it needs is enough."""
+        scope, exact = seq.job.request.scope, seq.job.request.exact
+        plan = self._cache.plan(Ask(scope, seq.tokens, self._wanted(seq), exact=exact), now)
+        if not self._running:
+            if isinstance(plan, Shortfall):
+                plan = self._cache.plan(Ask(scope, seq.tokens, len(seq.tokens), exact=exact), now)
+            return plan
+        if isinstance(plan, Plan):
+            return self._over(plan, pressure.start_limit(self._cache.counts().total), pressure) or plan
+        return plan
+
     # --- do ----------------------------------------------------------------------------------------------------------
 
-    def lease(self, seq: Sequence, limit: int, now: float) -> Grant | None:
-        """Blocks for a sequence that starts, and one more to grow into, while the pool's leased blocks stay within
-        `limit`; for a lone one, what it needs is enough. None: too few for now."""
-        scope, exact, lone = seq.job.request.scope, seq.job.request.exact, not self._running
-        plan = self._cache.plan(Ask(scope, seq.tokens, seq.room(self._size), exact=exact), now)
-        while lone and isinstance(plan, Shortfall):
-            plan = self._cache.plan(Ask(scope, seq.tokens, len(seq.tokens), exact=exact), now)
-            if isinstance(plan, Shortfall) and not self._pins.revoke(now):
+    def lease(self, seq: Sequence, pressure: PressurePolicy, load: Callable[[], Load], now: float) -> Lease | None:
+        """Blocks as `start` plans them, when need be after others' were recoded for them, or pins let go for a lone
+        sequence. None: too few for now."""
+        while True:
+            plan = self.start(seq, pressure, now)
+            short = plan if isinstance(plan, Shortfall) else self._over_ladder(plan, pressure)
+            if short and pressure.codecs and self._running:
+                verdict = pressure.relieve(short, [self.view(other) for other in self._running.values()], load())
+                if isinstance(verdict, Recode) and self._recode(verdict, pressure.name, now):
+                    continue
+            if isinstance(plan, Plan):
+                grant = self._cache.apply(plan, now)
+                self._ops += grant.copies
+                return grant.lease
+            if self._running:
+                return None
+            if not self._pins.revoke(now):
                 raise Corrupt(f"nothing runs, but sequence {seq.id} of {len(seq.tokens)} tokens does not fit: {plan}")
-        if isinstance(plan, Shortfall):
-            return None
-        if not lone and self._cache.counts().leased + plan.leases > limit:
-            return None
-        return self._cache.apply(plan, now)
 
     def within_tenant(self, seq: Sequence) -> bool:
         """Whether its tenant's limits let a sequence start."""
@@ -116,7 +133,11 @@ class Room:
         most = self.most_of(account)
         if most is None or not account.running:
             return True
-        return self.held_by(seq.tenant) + self.blocks(seq.room(self._size)) <= most
+        return self.held_by(seq.tenant) + self.blocks(self._wanted(seq)) <= most
+
+    def _wanted(self, seq: Sequence) -> int:
+        """Tokens to have blocks for at the start, within what its tenant may ever hold."""
+        return max(len(seq.tokens), min(seq.room(self._size), self.window(seq.tenant).tokens))
 
     def grow(self, seq: Sequence, pressure: PressurePolicy, load: Callable[[], Load], now: float) -> Pause | End | None:
         """A block for the next row of `seq`: None when it has it; else who must give way first, or that it ends."""
@@ -149,8 +170,8 @@ class Room:
         seq.lease = self._cache.apply(plan, now).lease
         return None
 
-    def take_ops(self) -> tuple[RecodeOp, ...]:
-        """What is to be recoded before anything else is done to blocks."""
+    def take_ops(self) -> tuple[BlockOp, ...]:
+        """What is to be recoded and copied before anything else is done to blocks, in this order."""
         ops = tuple(self._ops)
         self._ops.clear()
         return ops
@@ -179,9 +200,11 @@ class Room:
 
     def _over_ladder(self, plan: Plan, pressure: PressurePolicy) -> Shortfall | None:
         """There are blocks, but a step of the ladder comes first."""
+        return self._over(plan, pressure.limit(self._cache.counts().total), pressure)
+
+    def _over(self, plan: Plan, limit: int, pressure: PressurePolicy) -> Shortfall | None:
         counts = self._cache.counts()
-        limit = pressure.limit(counts.total)
-        if counts.leased + plan.takes <= limit:
+        if counts.leased + plan.leases <= limit:
             return None
         reason = f"{counts.leased} of {counts.total} blocks are leased, {pressure.name} lets {limit} be"
-        return Shortfall(plan.takes, counts.free, counts.cached, reason)
+        return Shortfall(plan.leases, counts.free, counts.cached, reason)

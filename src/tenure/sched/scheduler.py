@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
-from tenure.cache.lease import Grant
+from tenure.cache.lease import Lease
 from tenure.cache.pins import Pins
 from tenure.errors import Corrupt
 from tenure.events import FactLog, SequenceResumed, StepDone, TokenFirst
@@ -28,7 +28,6 @@ from tenure.sched.room import End, Room
 from tenure.sched.sequence import Job, Phase, Sequence
 from tenure.sched.step import CostModel, Flight, RowBudget
 from tenure.types import (
-    CopyOp,
     Delta,
     Done,
     Finish,
@@ -76,8 +75,8 @@ class Scheduler:
         self._next_seq = 0
         self._charged_at = 0.0
         """Until when held blocks are charged for."""
-        self._blocked: tuple[SeqId, int] | None = None
-        """The head of the queue that found too few blocks, and how many could be had then."""
+        self._blocked: tuple[SeqId, int, int] | None = None
+        """The head of the queue that found too few blocks, how many could be had then, and in which step."""
         self.on_hold: set[tuple[str, str]] = set()
         """Conversations, by tenant and session, that someone paused."""
         self.pins = Pins(cache, limits.tenants, limits.block_bytes, facts)
@@ -127,18 +126,13 @@ class Scheduler:
         """All that live, to be looked at."""
         return [seq for job in self._jobs.values() for seq in job.sequences if seq.live]
 
-    # --- do ----------------------------------------------------------------------------------------------------------
-
-    def add(self, request: Request, now: float) -> None:
-        """Put a request that arrived at `now` into the queue; the caller has had it judged. ValueError when it could
-        never run."""
+    def job(self, request: Request, now: float) -> Job:
+        """A request that arrived at `now` as it would be put into the queue. ValueError when it could never run."""
         left = self.limits.context_limit - len(request.tokens)
         if left < 1 or not request.tokens or request.n < 1:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens, n={request.n}, context leaves {left}")
         if self.room.blocks(len(request.tokens) + 1) > self.cache.counts().total:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens can never fit the pool")
-        if request.id in self._jobs:
-            raise ValueError(f"{request.id}: a request of this id is alive")
         asked, window = request.sampling.max_tokens, self.room.window(request.scope.tenant)
         start, end = slid_range(window.tokens, window.tokens)
         slides = request.overflow == "slide" and end > start  # what is tiny ends instead
@@ -150,10 +144,19 @@ class Scheduler:
         job = Job(request, now, order(now, request.priority), granted, clamped, slides=window if slides else None)
         job.predicted_s = self.predicted_start_s(len(request.tokens))
         for index in range(request.n):
-            job.sequences.append(Sequence(SeqId(self._next_seq), job, index, list(request.tokens)))
-            self._next_seq += 1
-            self.queue.add(job.sequences[-1])
-        self._jobs[request.id] = job
+            job.sequences.append(Sequence(SeqId(self._next_seq + index), job, index, list(request.tokens)))
+        return job
+
+    # --- do ----------------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request, now: float) -> None:
+        """Put a request into the queue; the caller has had it judged. ValueError as `job`, or when its id is alive."""
+        if request.id in self._jobs:
+            raise ValueError(f"{request.id}: a request of this id is alive")
+        job = self._jobs[request.id] = self.job(request, now)
+        self._next_seq += request.n
+        for seq in job.sequences:
+            self.queue.add(seq)
         self._facts.emit(told.queued(job, now))
 
     def next_step(self, now: float) -> StepPlan | None:
@@ -162,25 +165,24 @@ class Scheduler:
             raise RuntimeError(f"step {self._flight.number} is still in flight")
         self.pins.expire(now)
         flight = Flight(self.steps, now)
-        rows: list[Rows] = []
-        copies: list[CopyOp] = []
         prefills: list[Sequence] = []
         for seq in self._running.values():
             if seq.phase is Phase.DECODE:
-                rows.append(self._rows(flight, seq, 1))
+                self._enter(flight, seq, 1)
             else:
                 prefills.append(seq)
         budget = self._budget(flight)
         prefills.sort(key=lambda seq: (self.queue.account(seq.tenant).counter, seq.job.order))
         for seq in prefills:
             if chunk := budget.chunk(seq.computed, seq.pending):
-                rows.append(self._rows(flight, seq, chunk))
-        self._start_waiting(flight, budget, rows, copies, now)
-        if not rows:
+                self._enter(flight, seq, chunk)
+        self._start_waiting(flight, budget, now)
+        if not flight.rows:
             return None
         self._flight = flight
         self.steps += 1
-        return StepPlan(flight.number, (*self.room.take_ops(), *copies), tuple(rows))
+        rows = tuple(self._rows(*row) for row in flight.rows)  # last of all: starting someone may move others' blocks
+        return StepPlan(flight.number, self.room.take_ops(), rows)
 
     def absorb(self, result: StepResult, now: float) -> list[News]:
         """Take in what the step in flight gave: tokens, ends; then room for everyone's next row."""
@@ -237,14 +239,16 @@ class Scheduler:
 
     # --- one step's rows ---------------------------------------------------------------------------------------------
 
-    def _rows(self, flight: Flight, seq: Sequence, count: int) -> Rows:
-        """`count` rows of a running sequence, entered into the flight."""
+    def _enter(self, flight: Flight, seq: Sequence, count: int) -> None:
+        """`count` rows of a running sequence go into the flight."""
+        sample = seq.computed + count == len(seq.tokens)
+        flight.add(seq, count, sample, self.costs.weight(seq.computed, count))
+
+    def _rows(self, seq: Sequence, count: int, sample: bool) -> Rows:
         if seq.lease is None:
             raise Corrupt(f"sequence {seq.id} runs without a lease")
         start, job = seq.computed, seq.job
         end = start + count
-        sample = end == len(seq.tokens)
-        flight.add(seq, count, sample, self.costs.weight(start, count))
         return Rows(
             seq.id, job.request.id, seq.index, start, seq.tokens[start:end], seq.lease.blocks, sample, seq.generated,
             job.request.sampling, seq.lease.open,
@@ -260,35 +264,34 @@ class Scheduler:
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
-    def _start_waiting(
-        self, flight: Flight, budget: RowBudget, rows: list[Rows], copies: list[CopyOp], now: float
-    ) -> None:
+    def _start_waiting(self, flight: Flight, budget: RowBudget, now: float) -> None:
         """Start whoever can, in turn. Overtaken are only those that wait for blocks under computation, for the limits
         of their tenant, or because someone paused them."""
-        limit = self.pressure.start_limit(self.cache.counts().total)
         for seq in self.queue.turns(self._held):
             if len(self._running) >= self.limits.max_num_seqs or not budget.open or self._still_blocked(seq):
                 return
-            if self._held_back(seq) or not self.room.within_tenant(seq) or self._awaits(seq):
+            if self._held_back(seq) or not self.room.within_tenant(seq) or self.awaits(seq):
                 continue
-            grant = self.room.lease(seq, limit, now)
-            if grant is None:
-                self._blocked = seq.id, self._available()
+            lease = self.room.lease(seq, self.pressure, self.load, now)
+            if lease is None:
+                self._blocked = seq.id, self._available(), self.steps
                 return
             self._blocked = None
-            copies.extend(grant.copies)
-            self._started(seq, grant, now)
+            self._started(seq, lease, now)
             if chunk := budget.chunk(seq.computed, seq.pending):
-                rows.append(self._rows(flight, seq, chunk))
+                self._enter(flight, seq, chunk)
 
     def _available(self) -> int:
         counts = self.cache.counts()
         return counts.free + counts.cached
 
     def _still_blocked(self, seq: Sequence) -> bool:
-        """Whether `seq` found too few blocks before and there are no more by now: matching it again is not free."""
-        blocked = self._blocked
-        return blocked is not None and blocked[0] == seq.id and bool(self._running) and self._available() <= blocked[1]
+        """Whether `seq` found too few blocks before and there are no more by now, nor a block's worth of steps in which
+        others got more to recode: matching it again is not free."""
+        if self._blocked is None or self._blocked[0] != seq.id or not self._running:
+            return False
+        stale = self.pressure.codecs and self.steps - self._blocked[2] >= self._block
+        return not stale and self._available() <= self._blocked[1]
 
     def _held(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed."""
@@ -298,7 +301,7 @@ class Scheduler:
         """Whether someone paused its conversation."""
         return (seq.tenant, seq.job.name) in self.on_hold
 
-    def _awaits(self, seq: Sequence) -> bool:
+    def awaits(self, seq: Sequence) -> bool:
         """Whether blocks this sequence would share are being computed right now: by its own first sibling, or by
         whoever promised them."""
         leader = seq.job.sequences[0]
@@ -320,12 +323,12 @@ class Scheduler:
         holder, upto = awaited
         return holder.lease is not None and holder.committed < upto
 
-    def _started(self, seq: Sequence, grant: Grant, now: float) -> None:
+    def _started(self, seq: Sequence, lease: Lease, now: float) -> None:
         """From waiting, paused or slid to running, with what was still held of its tokens."""
         job, phase, account = seq.job, seq.phase, self.queue.account(seq.tenant)
         self.queue.remove(seq)
-        reused = grant.lease.reused_tokens
-        seq.lease = grant.lease
+        reused = lease.reused_tokens
+        seq.lease = lease
         seq.computed = reused
         seq.started = now
         seq.resumed_at = len(seq.tokens)
