@@ -35,6 +35,22 @@ def test_a_codec_without_heads_reuses_whole_blocks(n: int) -> None:
     assert all(fact.tokens == B for fact in bench.told(BlockStored))
 
 
+def test_who_needs_all_logits_reuses_nothing_and_shares_what_it_computes() -> None:
+    bench = Bench()
+    bench.visit(tokens(10))
+    plan = bench.cache.plan(Ask(SCOPE, tokens(10), 10, fresh=True), bench.now)
+    assert isinstance(plan, Plan)
+    assert (plan.reused, plan.head, plan.reused_tokens, plan.takes) == ((), None, 0, 3)
+    lease = bench.cache.apply(plan, bench.tick()).lease
+    lease = bench.cache.commit(lease, tokens(10), 10, bench.tick(), tail=True)
+    bench.cache.check()
+    assert len(bench.told(BlockMerged)) == 2  # the full ones; the open one stays its own until the end
+    bench.release(lease, tokens(10))
+    bench.cache.check()
+    assert bench.cache.counts().cached == 3
+    assert bench.visit(tokens(12)) == 10
+
+
 def test_the_next_turn_computes_only_what_is_new_and_needs_no_copy() -> None:
     bench = Bench()
     bench.visit(tokens(10))

@@ -86,7 +86,7 @@ def test_logprobs_are_a_log_softmax() -> None:
     values = row()
     wide = values.astype(np.float64)
     norm = math.log(np.exp(wide - wide.max()).sum()) + wide.max()
-    told = logprob(values, 17, Sampling(logprobs=5, logits=True))
+    told = logprob(values, 17, 5, whole=True)
     assert told.logprob == pytest.approx(wide[17] - norm, abs=1e-5)
     assert [p for _, p in told.top] == pytest.approx(sorted(wide - norm, reverse=True)[:5], abs=1e-5)
     assert np.array_equal(np.frombuffer(told.logits or b"", np.float32), values)

@@ -6,7 +6,7 @@ import pytest
 
 from tenure.sched.fair import PATIENCE_S, WaitingQueue, order
 from tenure.sched.sequence import Job, Sequence
-from tenure.sched.step import CostModel, RowBudget
+from tenure.sched.step import TOLD_ROWS, CostModel, RowBudget
 from tenure.types import Request, Scope, SeqId
 
 
@@ -93,3 +93,13 @@ def test_budget_is_shared_by_the_prefills_of_a_step() -> None:
     assert budget.chunk(0, 500) == 32
     assert budget.chunk(0, 500) == 0
     assert budget.chunk(0, 3) == 3
+
+
+def test_rows_whose_logits_are_told_are_few_in_each_step() -> None:
+    budget = RowBudget(CostModel(), 32, 512, float("inf"))
+    assert budget.chunk(0, 500, told=True) == TOLD_ROWS == 64
+    assert budget.chunk(0, 500, told=True) == 0
+    assert budget.chunk(0, 500) == 512 - TOLD_ROWS
+    small = RowBudget(CostModel(), 32, 50, float("inf"))
+    assert small.chunk(0, 500, told=True) == 32  # to a block's end, as any other
+    assert small.chunk(32, 500, told=True) == 0

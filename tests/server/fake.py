@@ -128,7 +128,8 @@ class FakeHandle:
                 text = texts[index].decode(bytes([answer[at]]), last)
                 ends = (finish, cause) if last else (None, None)
                 told = self._told(answer[at])
-                self.news.put_nowait(Piece(index, text, (answer[at],), *ends, None, told))
+                prompt = self._told_prompt() if index == at == 0 else ()
+                self.news.put_nowait(Piece(index, text, (answer[at],), *ends, None, told, prompt))
             self.owner.tell_step(self)
             await asyncio.sleep(script.step_s)
         if self.cancelled:
@@ -148,6 +149,13 @@ class FakeHandle:
         if count is None:
             return ()
         return (Logprob(token, -0.25, tuple((token + i, -0.25 - i) for i in range(count))),)
+
+    def _told_prompt(self) -> tuple[Logprob, ...]:
+        count = self.request.sampling.prompt_logprobs
+        if count is None:
+            return ()
+        tokens = self.request.tokens[1:]
+        return tuple(Logprob(t, -0.5, tuple((t + i, -0.5 - i) for i in range(count))) for t in tokens)
 
     async def _wait(self, seconds: float, forever: bool) -> None:
         while ((forever or seconds > 0) and not self.cancelled) or self.script.deaf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,7 +11,8 @@ import pytest
 from tests.server.conftest import Running
 from tests.server.fake import BOS
 
-from tenure.types import Guide
+from tenure.server.logprobs import TextLogprobs
+from tenure.types import Guide, Logprob
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 DUMPED = '{"type":"object","properties":{"b":{"type":"string"},"a":{"type":"integer"}}}'
@@ -75,8 +77,9 @@ def test_contradictions_are_refused(server: Running) -> None:
     ):
         reply = server.chat(**body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
-    both = server.complete(echo=True, logprobs=1)
-    assert (both.status_code, both.json()["error"]["param"]) == (400, "echo")
+    much = server.complete(prompt=[[65] * 3000] * 4, echo=True, logprobs=5, n=4)
+    assert (much.status_code, much.json()["error"]["param"]) == (400, "echo")
+    assert much.json()["error"]["limit"] == 1 << 18
 
 
 def test_chat_logprobs_streamed_and_not(server: Running) -> None:
@@ -138,6 +141,45 @@ def test_echo(server: Running) -> None:
         for choice in chunk["choices"]:
             texts[choice["index"]] += choice["text"]
     assert texts == ["Hi!", "Hi!"]
+
+
+def test_echo_with_logprobs(server: Running) -> None:
+    """The prompt's tokens come first, of the first of them nothing can be said; whole and streamed alike."""
+    server.play(text="!é")
+    body: dict[str, Any] = {"prompt": ["Hé", [72, 105, 66]], "echo": True, "logprobs": 1, "n": 2}
+    whole = server.complete(**body).json()["choices"]
+    assert [choice["text"] for choice in whole] == ["Hé!é", "Hé!é", "HiB!é", "HiB!é"]
+    told = whole[0]["logprobs"]
+    assert told["tokens"] == ["<bos>", "H", "bytes:\\xc3", "bytes:\\xa9", "!", "bytes:\\xc3", "bytes:\\xa9"]
+    assert told["token_logprobs"] == [None, -0.5, -0.5, -0.5, -0.25, -0.25, -0.25]
+    assert told["text_offset"] == [0, 0, 1, 1, 2, 3, 3]
+    assert told["top_logprobs"][:2] == [None, {"H": -0.5}]
+    assert told == whole[1]["logprobs"]
+    assert whole[2]["logprobs"]["text_offset"][:4] == [0, 1, 2, 3]
+    assert server.fake.handles[0].request.sampling.prompt_logprobs == 1
+    texts = [""] * 4
+    parts: list[dict[str, list[Any]]] = [{name: [] for name in told} for _ in range(4)]
+    for chunk in events(server.complete(stream=True, **body)):
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+            for name, values in (choice["logprobs"] or {}).items():
+                parts[choice["index"]][name] += values
+    assert texts == [choice["text"] for choice in whole]
+    assert parts == [choice["logprobs"] for choice in whole]
+
+
+def test_a_long_echo_is_no_sign_of_a_slow_reader(serve: Callable[..., Running]) -> None:
+    server = serve(stream_buffer_bytes=4096)
+    server.play(text="!")
+    chunks = events(server.complete(prompt="x" * 3000, echo=True, logprobs=2, stream=True))
+    assert len(chunks[0]["choices"][0]["logprobs"]["tokens"]) == 3001
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_echo_offsets_where_a_tokenizer_puts_a_blank_before_a_text() -> None:
+    spelled = [b"<s>", b" Hi", b" you"]
+    told = TextLogprobs(spelled.__getitem__, 0).prompt("Hi you", [0, 1, 2], [Logprob(1, -1.0), Logprob(2, -1.0)])
+    assert told["text_offset"] == [0, 0, 2]
 
 
 @pytest.mark.parametrize("prompt", [["a", "bcd", "ef"], [[97], [98, 99, 100], [101, 102]]])

@@ -344,7 +344,7 @@ class KvCache:
     def _plan_start(self, ask: Ask, now: float) -> Plan | Shortfall:
         if not ask.tokens or ask.room < len(ask.tokens):
             raise ValueError(f"room for {ask.room} tokens asked for a sequence of {len(ask.tokens)}")
-        path, head, behind = self._reach(ask.scope, ask.tokens, len(ask.tokens) - 1, ask.exact)
+        path, head, behind = self._reach(ask.scope, ask.tokens, 0 if ask.fresh else len(ask.tokens) - 1, ask.exact)
         takes, opens = self._supply.needs(ask.room, len(path), head)
         sources = [self._index.nodes[head.key]] if head else []
         spared = {node for node in (*path, *sources) if self._idle(node)}

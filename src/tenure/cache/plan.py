@@ -48,6 +48,8 @@ class Ask:
     lease: Lease | None = None
     exact: bool = False
     """Neither recoded blocks nor what was computed on top of them will do."""
+    fresh: bool = False
+    """Nothing that is held will do: the logits of all tokens are wanted, and logits are not kept."""
 
 
 @dataclass(frozen=True, slots=True)

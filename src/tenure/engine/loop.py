@@ -195,6 +195,8 @@ class Loop:
         for handle in arrivals:
             if handle.shapes:
                 self._runner.shapes.add(handle.request.id, handle.shapes)
+            if handle.request.sampling.prompt_logprobs is not None:
+                self._runner.prompts.add(handle.request.id, handle.request.tokens)
             self._scheduler.add(handle.request, handle.arrived)
         for command in commands:
             command.run(now)
@@ -231,6 +233,7 @@ class Loop:
             if isinstance(item, Done):
                 del self._live[item.request]
                 self._runner.shapes.drop(item.request)
+                self._runner.prompts.drop(item.request)
                 self._remember(live)
                 self._outbox.add(live.handle, item)
             elif item.finish is None:
@@ -250,10 +253,9 @@ class Loop:
             live.ids[delta.index].extend(tokens)
         told = tuple(live.told[delta.index])
         live.told[delta.index].clear()
-        self._outbox.add(
-            live.handle,
-            Piece(delta.index, text, tokens, delta.finish, delta.limit_cause, stopped_by, told, delta.forgotten),
-        )
+        prompt = self._runner.prompts.take(delta.request)
+        ends = (delta.finish, delta.limit_cause, stopped_by)
+        self._outbox.add(live.handle, Piece(delta.index, text, tokens, *ends, told, prompt, delta.forgotten))
 
     def _remember(self, live: _Live) -> None:
         request = live.handle.request

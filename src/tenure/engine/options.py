@@ -35,6 +35,8 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[Token, float]
     logprobs: int
     """So many of the likeliest tokens beside each one chosen; 0: only the chosen one's."""
+    prompt_logprobs: int
+    """As `logprobs`, for every token of the prompt but the first. Nothing held of the prompt is reused then."""
     logits: bool
     """All logits that each token was chosen from."""
     json_schema: Mapping[str, Any]
@@ -95,6 +97,8 @@ class Result:
     usage: Usage
     receipt: Receipt
     timings: Timings
+    prompt_logprobs: tuple[Logprob, ...] = ()
+    """One for each token of the prompt but the first, when they were asked for."""
 
     @property
     def text(self) -> str:
@@ -134,6 +138,7 @@ def sampling_of(options: Options, *, marks: bool) -> Sampling:
         guide=_guide(options),
         logprobs=options.get("logprobs"),
         logits=options.get("logits", False),
+        prompt_logprobs=options.get("prompt_logprobs"),
         marks=marks,
     )
 
@@ -158,7 +163,8 @@ def result_of(pieces: Sequence[Piece], done: Done, n: int, reader: Callable[[], 
     if done.error is not None:
         raise RuntimeError(f"the request failed: {done.error}")
     answers = tuple(_answer([piece for piece in pieces if piece.index == index], reader) for index in range(n))
-    return Result(answers, done.usage, done.receipt, done.timings)
+    prompt = tuple(told for piece in pieces for told in piece.prompt_logprobs)
+    return Result(answers, done.usage, done.receipt, done.timings, prompt)
 
 
 def _answer(pieces: Sequence[Piece], reader: Callable[[], Reader] | None) -> Answer:

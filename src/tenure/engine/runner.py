@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tenure.device.arena import Arena
 from tenure.device.ops import DeviceStore
 from tenure.engine.batch import Batch, Batcher, Table
+from tenure.engine.prompted import Prompts, Told, indices
 from tenure.engine.sampler import Sampler
 from tenure.engine.shape import Shapes
 from tenure.types import Logprob, SeqId, StepPlan, Token
@@ -52,15 +53,15 @@ class Computed:
 class Runner:
     """Runs step plans: `prepare`, then `compute`. `last_native_ms` were spent in the native call of the last one."""
 
-    def __init__(
-        self, decoder: Decoder, arena: Arena, store: DeviceStore, *, vocab: int, threads: int
-    ) -> None:
+    def __init__(self, decoder: Decoder, arena: Arena, store: DeviceStore, *, vocab: int, threads: int) -> None:
         self._decoder = decoder
         self._arena = arena
         self._store = store
         self._batcher = Batcher(store.places)
         self._sampler = Sampler(threads)
         self.shapes = Shapes()
+        self.prompts = Prompts()
+        self._told: list[Told] = []
         self._logits = np.empty((16, vocab), np.float32)
         self._started = 0.0
         self.last_native_ms = 0.0
@@ -70,13 +71,15 @@ class Runner:
         self._started = time.perf_counter()
         if plan.copies:
             self._store.execute(plan.copies)
+        self._told = self.prompts.rows(plan)
         return self._batcher.build(plan)
 
     def compute(self, batch: Batch) -> Computed:
         """All layers over all rows, then a token for each row that asks."""
         count = len(batch.sampled)
-        if count > len(self._logits):
-            self._logits = np.empty((2 * count, self._logits.shape[1]), np.float32)
+        logit_rows = np.concatenate([batch.logit_rows, indices(self._told)]) if self._told else batch.logit_rows
+        if len(logit_rows) > len(self._logits):
+            self._logits = np.empty((max(2 * count, len(logit_rows)), self._logits.shape[1]), np.float32)
         logits = self._logits[:count]
         self.shapes.begin(batch.sampled)
         called = time.perf_counter()
@@ -86,13 +89,16 @@ class Runner:
             batch.seq_rows,
             batch.first_pos,
             batch.tables,
-            batch.logit_rows,
-            logits,
+            logit_rows,
+            self._logits[: len(logit_rows)],
         )
         self.last_native_ms = 1e3 * (time.perf_counter() - called)
         tokens: dict[SeqId, Token] = {}
         failed: dict[SeqId, str] = {}
         told: Mapping[SeqId, Logprob] = {}
+        if self._told:
+            bad = self.prompts.learn(self._told, self._logits[count : len(logit_rows)])
+            failed.update(dict.fromkeys(bad, NOT_FINITE))
         if count:
             self.shapes.apply(logits, batch.sampled)
             chosen = self._sampler.sample(logits, batch.sampled)

@@ -197,7 +197,9 @@ class Shapes:
                 continue
             shape.took(token)
             if shape.sampling.tells:
-                told[row.seq] = logprob(self._raw[row.seq], token, shape.sampling)
+                told[row.seq] = logprob(
+                    self._raw[row.seq], token, shape.sampling.logprobs or 0, whole=shape.sampling.logits
+                )
         self._raw.clear()
         return told
 
@@ -220,13 +222,13 @@ def _prepare(shapes: Sequence[Shape]) -> None:
         shape.prepare()
 
 
-def logprob(row: F32, token: Token, sampling: Sampling) -> Logprob:
-    """What the model's own logits f32[V] say of `token`, and the likeliest tokens beside it."""
+def logprob(row: F32, token: Token, count: int, *, whole: bool = False) -> Logprob:
+    """What the model's own logits f32[V] say of `token`, and the `count` likeliest tokens beside it."""
     most = row.max()
     # The sum in double precision: its error would be that of every logprob.
     norm = float(most) + math.log(float(np.exp(row - most).sum(dtype=np.float64)))
-    top = tuple((i, float(row[i]) - norm) for i in likeliest(row, sampling.logprobs or 0))
-    return Logprob(token, float(row[token]) - norm, top, row.tobytes() if sampling.logits else None)
+    top = tuple((i, float(row[i]) - norm) for i in likeliest(row, count))
+    return Logprob(token, float(row[token]) - norm, top, row.tobytes() if whole else None)
 
 
 def likeliest(row: F32, count: int) -> list[Token]:

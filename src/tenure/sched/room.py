@@ -95,10 +95,10 @@ class Room:
         """Blocks for a sequence that starts, and one more to grow into, while the pool's leased blocks stay where
         `pressure` lets sequences start; for a lone one, what it needs is enough."""
         scope, exact = seq.job.request.scope, seq.job.request.exact
-        plan = self._cache.plan(Ask(scope, seq.tokens, self._wanted(seq), exact=exact), now)
+        plan = self._cache.plan(Ask(scope, seq.tokens, self._wanted(seq), exact=exact, fresh=seq.fresh), now)
         if not self._running:
             if isinstance(plan, Shortfall):
-                plan = self._cache.plan(Ask(scope, seq.tokens, len(seq.tokens), exact=exact), now)
+                plan = self._cache.plan(Ask(scope, seq.tokens, len(seq.tokens), exact=exact, fresh=seq.fresh), now)
             return plan
         if isinstance(plan, Plan):
             return self._over(plan, pressure.start_limit(self._cache.counts().total), pressure) or plan

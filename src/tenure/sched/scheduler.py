@@ -16,6 +16,7 @@ from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
 from tenure.cache.lease import Lease
 from tenure.cache.pins import Pins
+from tenure.cache.plan import Match
 from tenure.errors import Corrupt
 from tenure.events import FactLog, SequenceResumed, StepDone, TokenFirst
 from tenure.overflow import Window, forgotten, slid_range
@@ -33,6 +34,7 @@ from tenure.types import (
     Finish,
     Forgotten,
     LimitCause,
+    Miss,
     Request,
     Rows,
     SeqId,
@@ -174,7 +176,7 @@ class Scheduler:
         budget = self._budget(flight)
         prefills.sort(key=lambda seq: (self.queue.account(seq.tenant).counter, seq.job.order))
         for seq in prefills:
-            if chunk := budget.chunk(seq.computed, seq.pending):
+            if chunk := budget.chunk(seq.computed, seq.pending, told=seq.fresh):
                 self._enter(flight, seq, chunk)
         self._start_waiting(flight, budget, now)
         if not flight.rows:
@@ -278,7 +280,7 @@ class Scheduler:
                 return
             self._blocked = None
             self._started(seq, lease, now)
-            if chunk := budget.chunk(seq.computed, seq.pending):
+            if chunk := budget.chunk(seq.computed, seq.pending, told=seq.fresh):
                 self._enter(flight, seq, chunk)
 
     def _available(self) -> int:
@@ -295,7 +297,10 @@ class Scheduler:
 
     def _held(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed."""
-        return self.cache.match(seq.job.request.scope, seq.tokens, exact=seq.job.request.exact).tokens
+        return 0 if seq.fresh else self._match(seq).tokens
+
+    def _match(self, seq: Sequence) -> Match:
+        return self.cache.match(seq.job.request.scope, seq.tokens, exact=seq.job.request.exact)
 
     def _held_back(self, seq: Sequence) -> bool:
         """Whether someone paused its conversation."""
@@ -310,8 +315,8 @@ class Scheduler:
         if seq.awaits is not None and self._computing(seq.awaits):
             return True
         seq.awaits = None
-        match = self.cache.match(seq.job.request.scope, seq.tokens, exact=seq.job.request.exact)
-        if match.awaited is None:
+        match = self._match(seq)
+        if match.awaited is None or seq.fresh:
             return False
         holder = next((s for s in self._running.values() if s.lease is not None and s.lease.id == match.awaited), None)
         if holder is None:
@@ -354,6 +359,9 @@ class Scheduler:
         job.cached = seq.computed
         job.recomputed += lost.tokens
         job.miss = self._history.explain(job.request, seq.computed, lost, now)
+        if seq.fresh and (held := self._match(seq).tokens):
+            job.miss = Miss("prompt_logprobs", 0)
+            job.recomputed += min(held, job.prompt_len - 1)
         self._facts.emit(told.started(job, lost.tokens, now))
 
     # --- going on and giving way -------------------------------------------------------------------------------------

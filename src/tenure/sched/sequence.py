@@ -76,6 +76,12 @@ class Sequence:
         return self.job.request.scope.tenant
 
     @property
+    def fresh(self) -> bool:
+        """Whether all of its tokens have to be computed, held or not: the logprobs of the prompt are asked for, and
+        the first of the n answers gives them."""
+        return self.job.request.sampling.prompt_logprobs is not None and self.index == self.generated == 0
+
+    @property
     def pending(self) -> int:
         """Tokens that must be computed before the next one can be chosen."""
         return len(self.tokens) - self.computed

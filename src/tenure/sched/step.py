@@ -68,6 +68,10 @@ class CostModel:
         self.prefill += LEARN * (min(cost, SPIKE * self.prefill) - self.prefill)
 
 
+TOLD_ROWS = 64
+"""Prompt rows of a step whose logits are told: what they take is this times the vocabulary, whatever the prompts."""
+
+
 @dataclass(slots=True)
 class RowBudget:
     """The rows one step may still take. Decode rows are in already; prefill asks with `chunk`."""
@@ -81,18 +85,22 @@ class RowBudget:
     """Open blocks are staged apart: one that was begun in a step before is filled without going on to the next, which
     would be staged in the same place."""
     granted: bool = False
+    told_left: int = TOLD_ROWS
 
     @property
     def open(self) -> bool:
         """Whether one more sequence is worth starting."""
         return self.rows_left > 0 and (self.ms_left > 0.0 or not self.granted)
 
-    def chunk(self, start: int, wanted: int) -> int:
-        """How many of the `wanted` rows from position `start` on fit; takes them from the budget.
+    def chunk(self, start: int, wanted: int, *, told: bool = False) -> int:
+        """How many of the `wanted` rows from position `start` on fit; takes them from the budget. `told`: the logits of
+        all of them are wanted.
 
         The first chunk of a step is at least a block, so that a prefill always moves on. A chunk that does not
         finish its prompt ends at a block's end, where what it computed can be shared.
         """
+        if told:
+            wanted = min(wanted, self.told_left)
         if self.staged and (begun := start % self.block_tokens):
             wanted = min(wanted, self.block_tokens - begun)
         fit = min(wanted, self.rows_left)
@@ -109,6 +117,7 @@ class RowBudget:
             return 0
         self.granted = True
         self.rows_left -= fit
+        self.told_left -= fit if told else 0
         self.ms_left -= self.costs.prefill * self.costs.weight(start, fit)
         return fit
 

@@ -103,12 +103,16 @@ class Whole:
         self._texts: list[list[str]] = [[ask.echo(index)] for index in range(ask.choices)]
         self._tokens: list[list[int]] = [[] for _ in range(ask.choices)]
         self._told: list[list[Logprob]] = [[] for _ in range(ask.choices)]
+        self._prompts: dict[int, tuple[Logprob, ...]] = {}
+        """Of the prompts that told of themselves, by their number."""
         self._last: list[Piece | None] = [None] * ask.choices
 
     def add(self, piece: Piece) -> None:
         self._texts[piece.index].append(piece.text)
         self._tokens[piece.index].extend(piece.tokens)
         self._told[piece.index].extend(piece.logprobs)
+        if piece.prompt_logprobs:
+            self._prompts[self._ask.prompt(piece.index)] = piece.prompt_logprobs
         if piece.finish is not None:
             self._last[piece.index] = piece
 
@@ -139,7 +143,7 @@ class Whole:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-        choice["logprobs"] = None if self._tellers is None else self._tellers[index].part(self._told[index])
+        choice["logprobs"] = self._logprobs(index)
         choice["finish_reason"] = None if last is None or last.finish is None else _ended(last.finish, called)
         choice["stop_reason"] = None if last is None else last.stopped_by
         if self._ask.token_ids:
@@ -147,6 +151,17 @@ class Whole:
             if self._ask.kind == "text":
                 choice["prompt_token_ids"] = list(self._ask.of(index).tokens)
         return choice
+
+    def _logprobs(self, index: int) -> dict[str, Any] | None:
+        if self._tellers is None:
+            return None
+        teller, ask = self._tellers[index], self._ask
+        part = teller.part(self._told[index])
+        if isinstance(teller, TextLogprobs) and ask.tells_prompt:
+            told = self._prompts.get(ask.prompt(index), ())
+            first = teller.prompt(ask.echo(index), ask.of(index).tokens, told)
+            return {name: first[name] + part[name] for name in part}
+        return part
 
 
 class Chunks:
@@ -156,7 +171,8 @@ class Chunks:
         self._ask = ask
         self._open = ask.choices
         self._held: Piece | None = None
-        self._begun = False
+        self._begun: set[int] = set()
+        """Prompts of which something was written."""
         self._tellers = _tellers(ask)
         self._readers = None if ask.reader is None else [ask.reader() for _ in range(ask.choices)]
         self._called: set[int] = set()
@@ -176,9 +192,10 @@ class Chunks:
         if piece.forgotten is not None:
             return self.piece(replace(piece, forgotten=None)) + self._slid(piece.index, piece.forgotten)
         finish = _reason(piece)
-        if finish is None and not piece.tokens and not piece.text:
+        if finish is None and not piece.tokens and not piece.text and not piece.prompt_logprobs:
             return b""
-        first = b"" if self._begun else self._first()
+        prompt = self._ask.prompt(piece.index)
+        first = b"" if prompt in self._begun else self._first(prompt, piece.prompt_logprobs)
         if self._readers is not None:
             first += self._read(piece, self._readers[piece.index])
             piece = replace(piece, text="")
@@ -241,18 +258,22 @@ class Chunks:
         event = _compact({"event": "context_slid", "index": index, "forgotten": [forgotten_object(forgotten)]})
         return f'{self._start}{usage},"choices":[],"kv":{event}}}\n\n'.encode()
 
-    def _first(self) -> bytes:
-        """The chunks before the first text: a role for each choice, the echo, and the prompt's ids when asked for."""
-        self._begun = True
+    def _first(self, prompt: int, told: Sequence[Logprob]) -> bytes:
+        """The chunks before the first text of a prompt's choices: a role, the echo and what is `told` of it, and the
+        prompt's ids when asked for."""
+        self._begun.add(prompt)
         ask, usage = self._ask, ',"usage":null' if self._ask.include_usage else ""
         chunks = []
-        for index in range(ask.choices):
+        for index in range(prompt * ask.request.n, (prompt + 1) * ask.request.n):
             ids = f',"prompt_token_ids":{_compact(ask.of(index).tokens)}' if ask.token_ids else ""
             if ask.kind == "chat":
                 role = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
                 shown = "" if index else ids
                 chunks.append(f'{self._start}{usage}{shown},"choices":[{{"index":{index},{role}}}]}}\n\n')
             elif ids or ask.echo(index):
-                echo = f'{self._heads[index]}{quote(ask.echo(index))},"logprobs":null,"finish_reason":null{ids}'
+                said, teller = "null", None if self._tellers is None else self._tellers[index]
+                if isinstance(teller, TextLogprobs) and ask.tells_prompt:
+                    said = _compact(teller.prompt(ask.echo(index), ask.of(index).tokens, told))
+                echo = f'{self._heads[index]}{quote(ask.echo(index))},"logprobs":{said},"finish_reason":null{ids}'
                 chunks.append(f"{echo}}}]}}\n\n")
         return "".join(chunks).encode()

@@ -31,6 +31,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 256
 MAX_BIASED = 1024
+MAX_TOLD = 1 << 18
+"""Logprobs of prompts in one reply: about 10 MiB of JSON."""
 MAX_PROMPTS = 256
 """Choices of all prompts of one request together."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -264,13 +266,22 @@ class Ask:
     def choices(self) -> int:
         return sum(request.n for request in self.requests)
 
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether the echo comes with logprobs."""
+        return self.request.sampling.prompt_logprobs is not None
+
+    def prompt(self, index: int) -> int:
+        """The number of the prompt that choice `index` answers."""
+        return index // self.requests[0].n
+
     def of(self, index: int) -> Request:
         """The request that choice `index` answers."""
-        return self.requests[index // self.requests[0].n]
+        return self.requests[self.prompt(index)]
 
     def echo(self, index: int) -> str:
         """What the text of choice `index` begins with."""
-        return self.echoes[index // self.requests[0].n] if self.echoes else ""
+        return self.echoes[self.prompt(index)] if self.echoes else ""
 
 
 def chat_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) -> Ask:
@@ -304,12 +315,16 @@ def completion_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) ->
     refuse_unbuilt(fields, table)
     body = validate(CompletionBody, dict(fields))
     check_model(serves, body.model)
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequest("echo with logprobs is not built yet; ask for one of them", param="echo")
     prompts = [Prompt(tuple(_tokens(serves, body, prompt)), ()) for prompt in body.prompt]
     if overflow_of(serves, body) == "slide":
         prompts = [slide(prompt, _window(serves, caller)) for prompt in prompts]
     sampling = _sampling(serves, body, body.max_tokens, body.logprobs, read_guide(serves, fields))
+    if body.echo and body.logprobs is not None:
+        told = sum(len(prompt.tokens) for prompt in prompts) * (body.n or 1) * (body.logprobs + 1)
+        if told > MAX_TOLD:
+            message = f"echo: with logprobs, prompt tokens times n times (1 + logprobs) may be {MAX_TOLD}, not {told}"
+            raise InvalidRequest(message, param="echo", limit=MAX_TOLD)
+        sampling = replace(sampling, prompt_logprobs=body.logprobs)
     ask = _ask(serves, body, prompts, "text", caller, sampling)
     if not body.echo:
         return ask

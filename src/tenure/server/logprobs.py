@@ -17,6 +17,14 @@ def _number(value: float) -> float:
     return max(value, LEAST)
 
 
+def _shown(piece: str, text: str, at: int) -> int:
+    """How many characters of `text` from `at` on a token spells: none for a mark that was put before it, and one less
+    than it says when it begins with the blank that some tokenizers put before a text."""
+    if text.startswith(piece, at):
+        return len(piece)
+    return len(piece) - 1 if piece.startswith(" ") and text.startswith(piece[1:], at) else 0
+
+
 class ChatLogprobs:
     """`choices[].logprobs` of chats."""
 
@@ -55,11 +63,25 @@ class TextLogprobs:
             "text_offset": offsets,
             "token_logprobs": [_number(one.logprob) for one in told],
             "tokens": [self._name(one.token) for one in told],
-            "top_logprobs": [
-                {self._name(token): _number(value) for token, value in (*one.top, (one.token, one.logprob))}
-                for one in told
-            ],
+            "top_logprobs": [self._top(one) for one in told],
         }
+
+    def prompt(self, text: str, tokens: Sequence[Token], told: Sequence[Logprob]) -> dict[str, Any]:
+        """The object for an echoed prompt: `text` is the echo, `told` are those of all `tokens` but the first, of which
+        nothing can be said."""
+        decode, offsets, at = codecs.getincrementaldecoder("utf-8")("replace").decode, [], 0
+        for token in tokens:
+            offsets.append(at)
+            at += _shown(decode(self._bytes(token)), text, at)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [None, *(_number(one.logprob) for one in told)],
+            "tokens": [self._name(token) for token in tokens],
+            "top_logprobs": [None, *(self._top(one) for one in told)],
+        }
+
+    def _top(self, one: Logprob) -> dict[str, float]:
+        return {self._name(token): _number(value) for token, value in (*one.top, (one.token, one.logprob))}
 
     def _name(self, token: Token) -> str:
         """The token's text; bytes that are no whole characters are spelled out."""

@@ -16,6 +16,7 @@ MISS_MESSAGES = {
     "expired": "what was held had outlived its time",
     "corrupt": "what was held failed its check and was thrown away",
     "below_minimum": "what is held is too short to be shared",
+    "prompt_logprobs": "the logprobs of the prompt were asked for, and logits are not kept: all of it was computed",
     "unknown": "the reason was not recorded",
 }
 BEHIND_A_HEAD = "nothing beyond it was held"

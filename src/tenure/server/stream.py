@@ -59,6 +59,7 @@ class _Stream:
         self._chunks = Chunks(ask, int(time.time()))
         self._buffer: list[bytes] = []
         self._size = 0
+        self._room = settings.stream_buffer_bytes
         self._begun = False
         self._ended = False
         self._refusal: RequestError | None = None
@@ -91,7 +92,10 @@ class _Stream:
                         continue
                     if self._leash.cut_by is None:
                         ends.note(item)
-                        self._put(self._chunks.piece(item))
+                        data = self._chunks.piece(item)
+                        if item.prompt_logprobs:  # asked for whole, and bounded: no sign of a slow reader
+                            self._room += len(data)
+                        self._put(data)
             error = self._leash.failure(done, ends.seen)
         except TimeoutError:
             error = self._leash.failure(None, ends.seen)
@@ -107,7 +111,7 @@ class _Stream:
             self._size += len(data)
             self._begun = True
             self._wake.set()
-            if self._size > self._settings.stream_buffer_bytes:
+            if self._size > self._room:
                 self._leash.cut(Cut.SLOW_READER)
 
     def _finish(self, error: RequestError | None, done: Done | None) -> None:
