@@ -21,9 +21,9 @@ from tenure.server.guards import require_json
 from tenure.server.leash import Cut, Leash
 from tenure.server.receipts import account
 from tenure.server.replies import Json, error_reply
-from tenure.server.serves import Handle, ModelCard, Serves
+from tenure.server.serves import ModelCard, Serves
 from tenure.server.settings import ServerSettings
-from tenure.server.stream import StreamReply
+from tenure.server.stream import Reply, StreamReply
 from tenure.server.texts import Texts, weight
 from tenure.types import Done
 
@@ -32,18 +32,11 @@ log = logging.getLogger("tenure.server")
 Reader = Callable[[Serves, Mapping[str, Any], Caller], Ask]
 
 
-class WholeReply:
-    """An ASGI reply that waits for a request's end, and ends it when the client goes."""
-
-    def __init__(self, ask: Ask, handle: Handle, settings: ServerSettings, told: Callable[[Cut], None]) -> None:
-        self._ask = ask
-        self._handle = handle
-        self._settings = settings
-        self._told = told
+class WholeReply(Reply):
+    """Writes the answer when it is whole."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leash = Leash(self._handle, receive, self._settings.request_timeout_s, self._told)
-        async with leash:
+        async with self._leash(receive) as leash:
             reply = await self._gather(leash, scope["path"])
         if not leash.gone:
             await reply(scope, receive, send)

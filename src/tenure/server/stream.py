@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
@@ -34,18 +35,28 @@ HEADERS = [
 ]
 
 
-class StreamReply:
-    """An ASGI reply that streams a running request and ends it when the client goes."""
+class Reply(ABC):
+    """An ASGI reply made of a running request, which it ends when the client goes."""
 
     def __init__(self, ask: Ask, handle: Handle, settings: ServerSettings, told: Callable[[Cut], None]) -> None:
+        """`told` hears of requests that were cut short."""
         self._ask = ask
         self._handle = handle
         self._settings = settings
         self._told = told
 
+    def _leash(self, receive: Receive) -> Leash:
+        return Leash(self._handle, receive, self._settings.request_timeout_s, self._told)
+
+    @abstractmethod
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class StreamReply(Reply):
+    """Writes the answer as it comes."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leash = Leash(self._handle, receive, self._settings.request_timeout_s, self._told)
-        async with leash:
+        async with self._leash(receive) as leash:
             await _Stream(self._ask, self._handle, leash, self._settings).run(scope, receive, send)
 
 
