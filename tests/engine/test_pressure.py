@@ -3,6 +3,7 @@ shortened sequence asked cold; and a recorded run that replays without the model
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -13,11 +14,14 @@ from tenure.cache.ghosts import Ghosts
 from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
 from tenure.engine import Engine
-from tenure.events import Fact, FactLog
+from tenure.errors import KvCapacityExceeded, NotFound
+from tenure.events import CacheCleared, ConversationChanged, Fact, FactLog, PinEnded, PinGranted, RequestRefused
+from tenure.lab.rerun import TakenDown, TakenDownDesk, rerun
 from tenure.overflow import slid_range
 from tenure.policy import registry
+from tenure.sched.desk import Desk
 from tenure.sched.scheduler import Scheduler
-from tenure.sim.rerun import TakenDown, rerun
+from tenure.server.serves import Change
 from tenure.sim.store import NullStore
 from tenure.types import Piece
 
@@ -60,17 +64,18 @@ def test_slides_as_the_shortened_sequence_asked_cold(temperature: float) -> None
 
 
 def recorded(engine: Watched) -> tuple[TakenDown, list[Fact]]:
-    """The engine's scheduler, made to take down its calls from now on."""
+    """The engine's scheduler and desk, made to take down their calls from now on."""
     scheduler = engine.engine._scheduler
     scheduler.__class__ = TakenDown
+    engine.engine._desk.__class__ = TakenDownDesk
     facts: list[Fact] = []
     engine.engine.facts.listen(facts.append)
     assert isinstance(scheduler, TakenDown)
     return scheduler, facts
 
 
-def again(engine: Engine) -> tuple[Scheduler, list[Fact]]:
-    """A scheduler over no device, set up as the engine's."""
+def again(engine: Engine) -> tuple[Scheduler, Desk, list[Fact]]:
+    """A scheduler and its desk over no device, set up as the engine's."""
     original, settings = engine._scheduler, engine.settings
     log, facts = FactLog(), list[Fact]()
     log.listen(facts.append)
@@ -83,16 +88,17 @@ def again(engine: Engine) -> tuple[Scheduler, list[Fact]]:
         facts=log,
         ghosts=Ghosts(settings.ghosts),
     )
+    history = History(spec.BLOCK_TOKENS, heads=codec.head_reusable, why_not=lambda said, shown: None)
     scheduler = Scheduler(
         cache,
         limits=original.limits,
         admission=original.admission,
         pressure=registry.pressure(settings.pressure),
-        history=History(spec.BLOCK_TOKENS, heads=codec.head_reusable, why_not=lambda said, shown: None),
+        history=history,
         facts=log,
         costs=type(original.costs)(doubling=original.costs.doubling),
     )
-    return scheduler, facts
+    return scheduler, Desk(scheduler, history, log), facts
 
 
 def test_a_recorded_run_replays_to_the_same_facts() -> None:
@@ -105,12 +111,48 @@ def test_a_recorded_run_replays_to_the_same_facts() -> None:
         dones = engine.run(*requests)
         dones += engine.run(engine.ask([*tokens[:100], *[token for token, _ in engine.trace(requests[0])]], 10))
         engine.engine.check()
-        scheduler, repeated = again(engine.engine)
-        calls = list(taken.calls)
+        scheduler, desk, repeated = again(engine.engine)
+        calls = list(taken.tape.calls)
         told = list(facts)
-    rerun(calls, scheduler, NullStore())
+    rerun(calls, scheduler, desk, NullStore())
     assert repeated[: len(told)] == told and len(told) > 100
     assert sum(done.receipt.preempted for done in dones) > 0
+
+
+def test_what_is_done_to_conversations_is_in_the_record() -> None:
+    """Paused, resumed, pinned and deleted while they run, refused, and the cache cleared: the same facts again."""
+    loaded = model()
+    tokens = loaded.tokenizer.encode("A tale of rivers, of mills, and of the people who lived beside them. " * 12)
+    with watched(loaded, blocks=24) as watch:
+        engine = watch.engine
+        taken, facts = recorded(watch)
+        asked = [replace(watch.ask(tokens[i : i + 70], 60), session_id=f"talk{i}") for i in range(3)]
+
+        def tend(change: Change, name: str) -> None:
+            asyncio.run(engine.change_conversation(None, name, change, 60.0))
+
+        handles = [engine.submit(request) for request in asked]
+        tend("pause", "talk0")
+        with pytest.raises(NotFound):
+            tend("pause", "nobody")
+        with pytest.raises(KvCapacityExceeded):
+            engine.submit(watch.ask(tokens[:1] * 24 * 32, 1))
+        asyncio.run(engine.delete_conversation(None, "talk1"))
+        handles[2].result()
+        tend("pin", "talk2")
+        tend("resume", "talk0")
+        handles[0].result()
+        engine.reset_prefix_cache()
+        tend("unpin", "talk2")
+        engine.check()
+        scheduler, desk, repeated = again(engine)
+        calls, told = list(taken.tape.calls), list(facts)
+    rerun(calls, scheduler, desk, NullStore())
+    assert repeated[: len(told)] == told
+    changes = [fact.change for fact in told if isinstance(fact, ConversationChanged)]
+    assert changes == ["paused", "deleted", "resumed"]
+    kinds = {type(fact) for fact in told}
+    assert {CacheCleared, PinGranted, PinEnded, RequestRefused} <= kinds
 
 
 def test_squeezed_answers_equal_solo_ones() -> None:

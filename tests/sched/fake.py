@@ -11,10 +11,10 @@ from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
 from tenure.clock import LogicalClock
 from tenure.events import Fact, FactLog
+from tenure.lab.rerun import TakenDown
 from tenure.policy.registry import admission, eviction, pressure
 from tenure.sched.scheduler import News, SchedulerLimits
 from tenure.sched.step import CostModel
-from tenure.sim.rerun import TakenDown
 from tenure.spec import codec
 from tenure.tenants import Tenants
 from tenure.types import Delta, Done, Forgotten, Receipt, Request, Rows, Sampling, Scope, StepPlan, StepResult

@@ -174,6 +174,8 @@ class FakeServes:
         self.state = Health(True, True, None)
         self.dropped = 3
         self.blocks = 256
+        self.busy = False
+        """A step is under way, and does not end."""
         self.waiting = 2
         self.overflow: Overflow = "refuse"
         self.tenants: tuple[TenantView, ...] = ()
@@ -295,7 +297,9 @@ class FakeServes:
         self.talks.remove(await self.conversation(tenant, id))
         return 5
 
-    def reset_prefix_cache(self) -> int:
+    async def clear_cache(self) -> int:
+        while self.busy:
+            await asyncio.sleep(0.005)
         return self.dropped
 
     async def drain(self, grace_s: float) -> None:

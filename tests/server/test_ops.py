@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from tests.server.conftest import Running
 from tests.server.fake import BOS, CONTEXT
@@ -42,6 +44,17 @@ def test_version(server: Running) -> None:
 def test_reset_prefix_cache(server: Running) -> None:
     assert server.http.post("/reset_prefix_cache").json() == {"blocks": 3}
     assert server.http.get("/reset_prefix_cache").status_code == 405
+
+
+def test_a_reset_waits_for_the_step_and_nobody_waits_for_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.fake, "busy", True)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(server.http.post, "/reset_prefix_cache")
+        with httpx.Client(base_url=server.http.base_url, timeout=20) as other:
+            assert all(other.get("/health").status_code == 200 for _ in range(3))
+            assert not reply.done()
+        server.fake.busy = False
+        assert reply.result().json() == {"blocks": 3}
 
 
 def test_tokenize(server: Running) -> None:

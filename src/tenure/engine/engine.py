@@ -39,7 +39,7 @@ from tenure.errors import (
     QueueFull,
     RequestError,
 )
-from tenure.events import FactLog, RequestRefused
+from tenure.events import FactLog
 from tenure.models import Model, find_default, load
 from tenure.models.loader import Weights
 from tenure.policy import registry
@@ -259,7 +259,7 @@ class Engine(PythonApi):
             verdict = self._admission.judge(ask, self._load_with_submitted())
             if isinstance(verdict, Refuse):
                 code = verdict.code
-                self._loop.call(lambda now: self.facts.emit(RequestRefused(now, request.id, code, tenant=tenant)))
+                self._loop.call(lambda now: self._desk.refuse(request, code, now))
                 numbers: dict[str, Any] = dict(verdict.numbers)
                 raise _REFUSALS[verdict.code](verdict.reason, **numbers)
             self._loop.submit(handle)
@@ -319,8 +319,12 @@ class Engine(PythonApi):
         return Health(alive=True, ready=True, cause=None)
 
     def reset_prefix_cache(self) -> int:
-        """Drop all unleased blocks; the number dropped. Waits for the step under way."""
-        return self._loop.call(self._scheduler.cache.drop_unleased).result()
+        """`clear_cache` for callers without an event loop: blocks until the step under way has ended."""
+        return self._loop.call(self._desk.clear).result()
+
+    async def clear_cache(self) -> int:
+        """Drop all unleased blocks; the number dropped."""
+        return await self._ask(self._desk.clear)
 
     async def forecast(self, request: Request) -> Forecast:
         """What would become of a request that came now; nothing is done."""

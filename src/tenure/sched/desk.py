@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from tenure.cache.history import History, Past
 from tenure.errors import NotFound
-from tenure.events import ConversationChanged, FactLog
+from tenure.events import ConversationChanged, FactLog, RequestRefused
 from tenure.sched.scheduler import News, Scheduler
 from tenure.sched.sequence import Phase, Sequence
-from tenure.types import Pin, PinReceipt, Scope, Token
+from tenure.types import Pin, PinReceipt, Request, Scope, Token
 from tenure.views import ConversationView, PinView, TenantView
 
 STATES = {Phase.PREFILL: "running", Phase.DECODE: "running"}
@@ -119,6 +119,14 @@ class Desk:
             self._history.drop(past)
         self._changed(talk, name, "deleted", blocks, now)
         return blocks, news
+
+    def clear(self, now: float) -> int:
+        """Drop all blocks that nobody leases; how many."""
+        return self._cache.drop_unleased(now)
+
+    def refuse(self, request: Request, code: str, now: float) -> None:
+        """Tell that a request was not taken."""
+        self._facts.emit(RequestRefused(now, request.id, code, tenant=request.scope.tenant))
 
     # --- how ---------------------------------------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ class Ops:
     async def reset(self, request: HttpRequest) -> Response:
         """POST /reset_prefix_cache: drop all blocks that no sequence holds."""
         caller_of(request).require_operator()
-        return Json({"blocks": self._serves.reset_prefix_cache()})
+        return Json({"blocks": await self._serves.clear_cache()})
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """POST /tokenize: a prompt, or messages as the chat route would render them."""

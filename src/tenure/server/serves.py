@@ -146,7 +146,7 @@ class Serves(Protocol):
         """End what runs of it and drop the blocks that nobody else needs; how many. NotFound as above."""
         ...
 
-    def reset_prefix_cache(self) -> int:
+    async def clear_cache(self) -> int:
         """Drop all unleased blocks; the number dropped."""
         ...
 
