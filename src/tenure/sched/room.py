@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tenure.cache.kvcache import KvCache
 from tenure.cache.lease import Lease
 from tenure.cache.pins import Pins
-from tenure.cache.plan import Ask, Plan, Shortfall
+from tenure.cache.plan import Ask, Match, Plan, Shortfall
 from tenure.errors import Corrupt
 from tenure.overflow import Window, window
 from tenure.policy.base import Load, Pause, PressurePolicy, Recode, RunningView, TenantLoad, Wait
@@ -70,6 +70,10 @@ class Room:
             for account in self._queue.accounts.values()
             if (most := self.most_of(account)) is not None or account.tenant.max_queued_tokens is not None
         }
+
+    def match(self, seq: Sequence) -> Match:
+        """What is held of a sequence's tokens."""
+        return self._cache.match(seq.job.request.scope, seq.tokens, exact=seq.job.request.exact)
 
     def view(self, seq: Sequence) -> RunningView:
         """What the pressure policy sees of a running sequence."""

@@ -16,7 +16,6 @@ from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
 from tenure.cache.lease import Lease
 from tenure.cache.pins import Pins
-from tenure.cache.plan import Match
 from tenure.errors import Corrupt
 from tenure.events import FactLog, SequenceResumed, StepDone, TokenFirst
 from tenure.overflow import Window, forgotten, slid_range
@@ -297,10 +296,7 @@ class Scheduler:
 
     def _held(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed."""
-        return 0 if seq.fresh else self._match(seq).tokens
-
-    def _match(self, seq: Sequence) -> Match:
-        return self.cache.match(seq.job.request.scope, seq.tokens, exact=seq.job.request.exact)
+        return 0 if seq.fresh else self.room.match(seq).tokens
 
     def _held_back(self, seq: Sequence) -> bool:
         """Whether someone paused its conversation."""
@@ -315,7 +311,7 @@ class Scheduler:
         if seq.awaits is not None and self._computing(seq.awaits):
             return True
         seq.awaits = None
-        match = self._match(seq)
+        match = self.room.match(seq)
         if match.awaited is None or seq.fresh:
             return False
         holder = next((s for s in self._running.values() if s.lease is not None and s.lease.id == match.awaited), None)
@@ -356,12 +352,11 @@ class Scheduler:
     def _first_started(self, job: Job, seq: Sequence, now: float) -> None:
         """The first sequence of a request starts: what was held of the prompt, and why not more."""
         lost = self.cache.lost(job.request.scope, seq.tokens, seq.computed)
+        held = self.room.match(seq).tokens if seq.fresh else 0
         job.cached = seq.computed
-        job.recomputed += lost.tokens
-        job.miss = self._history.explain(job.request, seq.computed, lost, now)
-        if seq.fresh and (held := self._match(seq).tokens):
-            job.miss = Miss("prompt_logprobs", 0)
-            job.recomputed += min(held, job.prompt_len - 1)
+        job.recomputed += lost.tokens + min(held, job.prompt_len - 1)
+        why = self._history.explain(job.request, seq.computed, lost, now)
+        job.miss = Miss("prompt_logprobs", 0) if held else why
         self._facts.emit(told.started(job, lost.tokens, now))
 
     # --- going on and giving way -------------------------------------------------------------------------------------
