@@ -42,12 +42,13 @@ def log_probabilities(model: models.Model, tokens: NDArray[np.int32], codec: str
     places, nowhere = np.arange(blocks, dtype=np.int64) * size, np.full(blocks, -1, np.int64)
     wanted = np.arange(FIRST, WINDOW, EVERY, dtype=np.int32)
     logits = np.empty((len(wanted), model.shape.vocab), np.float32)
-    table = (
-        np.array([0, blocks], np.int32), np.zeros(1, np.int32), nowhere if encodes else places,
-        np.zeros(blocks, np.uint8), places if encodes else nowhere, np.full(blocks, NUMBERS[codec], np.uint8),
-    )  # fmt: skip
+    tables = [
+        (np.array([0, blocks], np.int32), np.zeros(1, np.int32), nowhere if encodes else places + part,
+         np.zeros(blocks, np.uint8), places + part if encodes else nowhere, np.full(blocks, NUMBERS[codec], np.uint8))
+        for part in geometry.part_offsets(codec)
+    ]  # fmt: skip
     rows = np.array([0, WINDOW], np.int32)
-    model.decoder.step(arena, tokens, rows, np.zeros(1, np.int32), [table], wanted, logits)
+    model.decoder.step(arena, tokens, rows, np.zeros(1, np.int32), tables, wanted, logits)
     logits -= logits.max(1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(1, keepdims=True))
     return logits

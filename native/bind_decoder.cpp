@@ -173,7 +173,7 @@ void bind_decoder(nb::module_& m) {
         .def("set_embedding", &set_embedding, "format"_a, "w"_a, "scale"_a.none() = nb::none(),
              "min"_a.none() = nb::none(), "w [vocab, hidden]; it serves as lm_head too when none is set.")
         .def_prop_ro("weight_bytes", &Decoder::weight_bytes, "Bytes of all packed weights.")
-        .def_prop_ro("block_bytes", &Decoder::block_bytes, "Bytes of one block of 32 tokens.")
+        .def_prop_ro("block_bytes", &Decoder::block_bytes, "Bytes of one block of 32 tokens of all layers.")
         .def_prop_ro("last_times", &last_times, "Milliseconds of the last step: linear, attention, lm_head, total.")
         .def("step", &step, "arena"_a.noconvert(), "tokens"_a.noconvert(), "seq_rows"_a.noconvert(),
              "first_pos"_a.noconvert(), "tables"_a.noconvert(), "logit_rows"_a.noconvert(), "logits"_a.noconvert(),
@@ -181,7 +181,9 @@ void bind_decoder(nb::module_& m) {
              "group of layers (starts i32[S+1], first_block i32[S], offsets i64[B], codecs u8[B], encode_to i64[B], "
              "encode_codec u8[B]): entry starts[s] + i is block first_block[s] + i of sequence s and lies at offsets (where "
              "it is staged, when rows of it are written). encode_to >= 0: the step fills the block and encodes it there, "
-             "and rows of later blocks see that; offsets may then be -1 if all its rows are in the step.");
+             "and rows of later blocks see that; offsets may then be -1 if all its rows are in the step. Layers with the "
+             "same window are a group: those without one first, then the widest window first; blocks that no row of the "
+             "step sees need no entry.");
 }
 
 }  // namespace tenure

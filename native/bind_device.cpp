@@ -88,7 +88,7 @@ void attention(const Bytes& arena, const std::string& staged_codec, const std::s
     Attention attention(layout, staged, heads, chosen, {window, soft_cap});
     const Batch batch{static_cast<int>(first_pos.shape(0)), seq_rows.data(), first_pos.data(), arena.data()};
     if (batch.rows() != rows) throw std::invalid_argument("seq_rows: must end at the number of rows");
-    BlockTable blocks(layout, staged);
+    BlockTable blocks(layout, staged, window);
     blocks.plan(table_call(table), batch);
     const CodecKernels& kernels = codec_kernels(chosen);
     for (int s = 0; s < batch.sequences; s++)

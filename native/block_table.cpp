@@ -23,22 +23,16 @@ void check_sizes(const TableCall& call, const Batch& batch) {
     require(call.starts[batch.sequences] == call.blocks, "starts", "must end at " + std::to_string(call.blocks));
 }
 
-struct Extent {
-    int64_t begin, end;
-};
-
 class Checker {
 public:
-    Checker(const TableCall& call, const Batch& batch, int64_t arena_bytes, const KvLayout& layout, Codec staged)
-        : call_(call), batch_(batch), arena_bytes_(arena_bytes), layout_(layout), staged_(staged) {}
+    Checker(const TableCall& call, const Batch& batch, int64_t arena_bytes, const KvLayout& layout, Codec staged,
+            int window, std::vector<Extent>& written)
+        : call_(call), batch_(batch), arena_bytes_(arena_bytes), layout_(layout), staged_(staged), window_(window),
+          written_(written) {}
 
     void run() {
         check_sizes(call_, batch_);
         for (int s = 0; s < batch_.sequences; s++) sequence(s);
-        // A block that is written must belong to one sequence: two writers would leave what neither computed.
-        std::sort(written_.begin(), written_.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-        for (std::size_t i = 1; i < written_.size(); i++)
-            require(written_[i].begin >= written_[i - 1].end, "offsets", "two blocks that are written overlap");
     }
 
 private:
@@ -48,7 +42,10 @@ private:
         require(first >= 0, "first_block", "must not be negative");
         require(int64_t(first + int64_t(blocks)) * kBlockTokens >= end, "starts",
                 "sequence " + std::to_string(s) + " has too few blocks for position " + std::to_string(end - 1));
-        require(begin == end || int64_t(first) * kBlockTokens <= begin, "first_block", "is after the first row");
+        const int64_t seen = std::max<int64_t>(0, int64_t(begin) + 1 - window_);
+        require(begin == end || int64_t(first) * kBlockTokens <= seen, "first_block",
+                "block " + std::to_string(first) + " is after token " + std::to_string(seen) + ", which the first row of " +
+                    "sequence " + std::to_string(s) + " sees");
         for (int i = 0; i < blocks; i++) {
             const int64_t at = (first + int64_t(i)) * kBlockTokens;
             const bool writes = begin < end && at < end && at + kBlockTokens > begin;
@@ -88,14 +85,21 @@ private:
     int64_t arena_bytes_;
     const KvLayout& layout_;
     Codec staged_;
-    std::vector<Extent> written_;
+    int window_;
+    std::vector<Extent>& written_;
 };
 
 }  // namespace
 
-void BlockTable::check(const TableCall& call, const Batch& batch, int64_t arena_bytes, const KvLayout& layout,
-                       Codec staged) {
-    Checker(call, batch, arena_bytes, layout, staged).run();
+void BlockTable::check(const TableCall& call, const Batch& batch, int64_t arena_bytes,
+                       std::vector<Extent>& written) const {
+    Checker(call, batch, arena_bytes, layout_, staged_, window_, written).run();
+}
+
+void BlockTable::check_apart(std::vector<Extent>& written) {
+    std::sort(written.begin(), written.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+    for (std::size_t i = 1; i < written.size(); i++)
+        require(written[i].begin >= written[i - 1].end, "offsets", "two blocks that are written overlap");
 }
 
 void BlockTable::plan(const TableCall& call, const Batch& batch) {

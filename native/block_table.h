@@ -14,7 +14,8 @@
 
 namespace tenure {
 
-// As the step is told: entry i of sequence s, at starts[s] + i, is block number first_block[s] + i.
+// As the step is told: entry i of sequence s, at starts[s] + i, is block number first_block[s] + i. Blocks that no row sees
+// need no entry.
 struct TableCall {
     const int32_t* starts;       // [sequences + 1]
     const int32_t* first_block;  // [sequences]
@@ -35,12 +36,21 @@ struct Batch {
     int rows() const { return seq_rows[sequences]; }
 };
 
+// Bytes [begin, end) of the arena.
+struct Extent {
+    int64_t begin, end;
+};
+
 class BlockTable {
 public:
-    // Throws std::invalid_argument naming what is wrong; touches no byte of the arena.
-    static void check(const TableCall& call, const Batch& batch, int64_t arena_bytes, const KvLayout& layout, Codec staged);
+    // window: the tokens that a row of these layers sees, itself included.
+    BlockTable(const KvLayout& layout, Codec staged, int window) : layout_(layout), staged_(staged), window_(window) {}
 
-    BlockTable(const KvLayout& layout, Codec staged) : layout_(layout), staged_(staged) {}
+    // Throws std::invalid_argument naming what is wrong; touches no byte of the arena. Adds what the step writes to
+    // `written`.
+    void check(const TableCall& call, const Batch& batch, int64_t arena_bytes, std::vector<Extent>& written) const;
+    // A block that is written must belong to one sequence: two writers would leave what neither computed.
+    static void check_apart(std::vector<Extent>& written);
 
     void plan(const TableCall& call, const Batch& batch);
 
@@ -63,6 +73,7 @@ public:
 private:
     KvLayout layout_;
     Codec staged_;
+    int window_;
     TableCall call_{};
     uint8_t* arena_ = nullptr;
     const int64_t* offsets_ = nullptr;

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <stdexcept>
 
 #include "kernels.h"
@@ -44,20 +46,24 @@ Decoder::Decoder(DecoderShape shape, int threads, const Isa& isa)
     plan_layers();
 }
 
-// Layers with the same window share an attention and so one plan per step.
+// Layers with the same window are a group: they share a table of blocks, and an attention that is planned once per step.
+// The groups are in the order of ModelShape.groups: the widest view first.
 void Decoder::plan_layers() {
-    const KvLayout layout{shape_.layers, shape_.kv_heads, shape_.head_dim};
     const Codec staged = staging(shape_.codec);
-    tables_.emplace_back(layout, staged);
     layers_.resize(shape_.layers);
-    for (const int window : shape_.windows) {
-        const AttentionRule rule{window > 0 ? window : kNoWindow, shape_.attention_cap};
-        std::size_t i = 0;
-        while (i < attentions_.size() && attentions_[i].rule().window != rule.window) i++;
-        if (i == attentions_.size()) attentions_.emplace_back(layout, staged, shape_.heads, isa_, rule);
-        layer_places_.push_back({0, static_cast<int>(layer_places_.size()), static_cast<int>(i)});
+    std::map<int, std::vector<int>, std::greater<>> groups;  // the layers of each window
+    for (int layer = 0; layer < shape_.layers; layer++)
+        groups[shape_.windows[layer] > 0 ? shape_.windows[layer] : kNoWindow].push_back(layer);
+    layer_places_.resize(shape_.layers);
+    for (const auto& [window, members] : groups) {
+        const int group = static_cast<int>(tables_.size()), count = static_cast<int>(members.size());
+        for (int index = 0; index < count; index++) layer_places_[members[index]] = {group, index};
+        const KvLayout layout{count, shape_.kv_heads, shape_.head_dim};
+        tables_.emplace_back(layout, staged, window);
+        attentions_.emplace_back(layout, staged, shape_.heads, isa_, AttentionRule{window, shape_.attention_cap});
     }
-    kept_attention_.emplace(layout, staged, shape_.heads, isa_, attentions_[layer_places_.back().attention].rule());
+    const int last = layer_places_.back().group;
+    kept_attention_.emplace(tables_[last].layout(), staged, shape_.heads, isa_, attentions_[last].rule());
 }
 
 template <class F>
@@ -246,8 +252,10 @@ void Decoder::step(const StepCall& call) {
     const int kept = static_cast<int>(call.logit_rows_size);
     const Batch batch{static_cast<int>(call.sequences), call.seq_rows, call.first_pos, call.arena};
     reserve(std::max(rows, kept));
-    for (std::size_t i = 0; i < tables_.size(); i++) tables_[i].plan(call.tables[i], batch);
-    for (Attention& attention : attentions_) attention.plan(batch, tables_.front(), team_->team.threads());
+    for (std::size_t i = 0; i < tables_.size(); i++) {
+        tables_[i].plan(call.tables[i], batch);
+        attentions_[i].plan(batch, tables_[i], team_->team.threads());
+    }
     embed(call);
     place_rows(batch);
     plan_kept(call, batch);
@@ -259,7 +267,7 @@ void Decoder::step(const StepCall& call) {
         float* x = x_.as<float>();
         int going_on = rows;
         if (i + 1 < shape_.layers) {
-            attend(attentions_[layer_places_[i].attention], layer_places_[i].index, qkv_.as<float>(), shape_.qkv_width());
+            attend(attentions_[layer_places_[i].group], layer_places_[i].index, qkv_.as<float>(), shape_.qkv_width());
         } else if (kept > 0) {
             keep_rows(call);
             attend(*kept_attention_, layer_places_[i].index, kept_q_.as<float>(), width);

@@ -80,8 +80,10 @@ public:
 
     const DecoderShape& shape() const { return shape_; }
     int64_t weight_bytes() const;
-    // Of a block of the first group of layers as stored in the shape's codec.
-    int64_t block_bytes() const { return tables_.front().layout().block_bytes(shape_.codec); }
+    // Of a block of all layers, those of every group, in the shape's codec.
+    int64_t block_bytes() const {
+        return KvLayout{shape_.layers, shape_.kv_heads, shape_.head_dim}.block_bytes(shape_.codec);
+    }
     const StepTimes& last_times() const { return times_; }
 
     // Throws std::invalid_argument when an argument or a missing weight forbids it.
@@ -101,9 +103,9 @@ private:
     struct RowPlace {
         int sequence, position;
     };
-    // A layer is layer `index` of a group of layers, which has a table of blocks.
+    // A layer is layer `index` of a group of layers, which has a table of blocks and an attention.
     struct LayerPlace {
-        int group, index, attention;
+        int group, index;
     };
 
     BiasedLinear& linear_named(const std::string& name, int& n, int& k);
@@ -134,7 +136,7 @@ private:
     const RowKernels& row_kernels_;
     const CodecKernels& codec_kernels_;
     std::vector<BlockTable> tables_;     // one per group of layers
-    std::vector<Attention> attentions_;  // of all rows, one per rule that layers have
+    std::vector<Attention> attentions_;  // of all rows, likewise
     std::vector<LayerPlace> layer_places_;
     std::optional<Attention> kept_attention_;  // of the rows that give logits, in the last layer
     std::shared_ptr<SharedTeam> team_;

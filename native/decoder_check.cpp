@@ -56,8 +56,9 @@ void check_step(const StepCall& call, const DecoderShape& shape, const std::vect
     require(call.tables_size == int64_t(tables.size()), "tables",
             "must hold one per group of layers: " + std::to_string(tables.size()));
     const Batch batch{static_cast<int>(call.sequences), call.seq_rows, call.first_pos, call.arena};
-    for (std::size_t i = 0; i < tables.size(); i++)
-        BlockTable::check(call.tables[i], batch, call.arena_bytes, tables[i].layout(), tables[i].staged());
+    std::vector<Extent> written;
+    for (std::size_t i = 0; i < tables.size(); i++) tables[i].check(call.tables[i], batch, call.arena_bytes, written);
+    BlockTable::check_apart(written);
     require(call.logit_rows_size <= kMaxRows, "logit_rows", "more than " + std::to_string(kMaxRows) + " rows");
     for (int64_t i = 0; i < call.logit_rows_size; i++)
         require(call.logit_rows[i] >= 0 && call.logit_rows[i] < call.rows, "logit_rows",

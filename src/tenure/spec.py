@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from tenure.errors import ConfigError
 
@@ -144,6 +145,10 @@ class KvGeometry:
         token = (self.head_dim * how.k_bits + v_dim * how.v_bits) // 8 + how.k_token_scale
         token += how.v_token_scale if v_dim else 0
         return self.layers * self.kv_heads * (self.block_tokens * token + self.head_dim * how.k_channel_scale)
+
+    def part_offsets(self, name: str) -> tuple[int, ...]:
+        """Where each group's layers begin in a block of all layers, in bytes."""
+        return tuple(accumulate((part.block_bytes(name) for part in self.parts()[:-1]), initial=0))
 
     def staging_codec(self, name: str) -> str:
         """The codec the open block is staged in: f32 for f32, else bf16."""

@@ -23,7 +23,7 @@ SHAPE = ModelShape(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=12
 
 
 def rows(seq: int, start: int, tokens: list[int], blocks: tuple[int, ...], sample: bool) -> Rows:
-    return Rows(SeqId(seq), f"r{seq}", 0, start, tokens, tuple(map(BlockId, blocks)), sample, 0, Sampling())
+    return Rows(SeqId(seq), f"r{seq}", 0, start, tokens, (tuple(map(BlockId, blocks)),), sample, 0, Sampling())
 
 
 def places(block_bytes: int, codec: str) -> Places:

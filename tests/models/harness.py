@@ -38,6 +38,7 @@ class Runs:
         raw = np.full(count * each * block_bytes + 64, 0xFF, np.uint8)
         start = -raw.ctypes.data % 64
         self._arena = raw[start : start + count * each * block_bytes]
+        self._parts = geometry.part_offsets(codec)
         self._codec = CODEC_NUMBERS[codec]
         self._decoder = decoder
         self._vocab = shape.vocab
@@ -56,7 +57,7 @@ class Runs:
             np.concatenate([np.array(new, np.int32) for new in tokens]),
             rows,
             np.array(self._lengths, np.int32),
-            [plain_table(used, offsets, self._codec)],
+            [plain_table(used, offsets + part, self._codec) for part in self._parts],
             wanted,
             logits,
         )

@@ -99,6 +99,7 @@ class Tiny:
     oracle: reference.Decoder
     codec: str
     vocab: int
+    geometry: spec.KvGeometry
 
     def slots(self, blocks: int = 64, seed: int = 0) -> Slots:
         return Slots(self.native.block_bytes, blocks, seed)
@@ -114,7 +115,11 @@ class Tiny:
         rows = (ends[1:] - 1 if last_only else np.arange(ends[-1])).astype(np.int32)
         logits = np.full((len(rows), self.vocab), np.nan, np.float32)
         tokens = np.concatenate([np.asarray(t, np.int32) for _, t in work])
-        self.native.step(slots.arena, tokens, ends, first, [plain_table(tables, self.codec)], rows, logits)
+        parts = [
+            plain_table([table + part for table in tables], self.codec)
+            for part in self.geometry.part_offsets(self.codec)
+        ]
+        self.native.step(slots.arena, tokens, ends, first, parts, rows, logits)
         for (sequence, _), count in zip(work, counts, strict=True):
             sequence.done += count
         return np.split(logits, np.arange(1, len(work)) if last_only else ends[1:-1])
@@ -221,4 +226,7 @@ def make_decoder(
     oracle = reference.Decoder(
         heads, kv_heads, head_dim, 1e-5, embedding, stack, final, head, kv_codec=codec, rope_scale=rope_scale, **options
     )
-    return Tiny(native, oracle, codec, vocab)
+    shape = spec.ModelShape(
+        layers, hidden, heads, kv_heads, head_dim, ffn, vocab, 4096, tuple(window or None for window in windows)
+    )
+    return Tiny(native, oracle, codec, vocab, spec.KvGeometry.of(shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +42,8 @@ class Batch:
     """Whose logits they are."""
 
 
-Entries = tuple[I64, U8, I64, U8]
-"""Of one sequence: offsets, codecs, encode_to, encode_codec; as in `Table`."""
+Entries = tuple[int, I64, U8, I64, U8]
+"""Of one sequence in a group of layers: first_block, offsets, codecs, encode_to, encode_codec; as in `Table`."""
 
 
 class Batcher:
@@ -51,72 +52,90 @@ class Batcher:
     def __init__(self, places: Places, block_tokens: int = BLOCK_TOKENS) -> None:
         self._places = places
         self._size = block_tokens
-        self._kept: dict[SeqId, tuple[Sequence[BlockId], int, Entries]] = {}
-        """Blocks, number of the open one, and the entries while they stay the same."""
+        self._kept: dict[SeqId, tuple[tuple[Sequence[BlockId], ...], int, list[Entries]]] = {}
+        """Tables, number of the open block, and the entries of each table while they stay the same."""
 
     def build(self, plan: StepPlan) -> Batch:
         tokens: list[int] = []
         seq_rows = [0]
         first_pos: list[int] = []
-        starts = [0]
         logit_rows: list[int] = []
         sampled: list[Rows] = []
-        kept: dict[SeqId, tuple[Sequence[BlockId], int, Entries]] = {}
-        parts: list[Entries] = []
+        kept: dict[SeqId, tuple[tuple[Sequence[BlockId], ...], int, list[Entries]]] = {}
         for rows in plan.rows:
             before = self._kept.get(rows.seq)
             first, full = rows.start // self._size, (rows.start + len(rows.tokens)) // self._size
-            if before and before[0] is rows.tables[0] and (rows.open is None or before[1] == first == full):
+            same = before is not None and all(map(is_, before[0], rows.tables))
+            if before and same and (rows.open is None or before[1] == first == full):
                 kept[rows.seq] = before
             else:
-                entries = self._stored(rows) if rows.open is None else self._staged(rows, rows.open)
-                kept[rows.seq] = (rows.tables[0], first if first == full else -1, entries)
-            parts.append(kept[rows.seq][2])
+                kept[rows.seq] = (rows.tables, first if first == full else -1, self._entries(rows))
             tokens.extend(rows.tokens)
             seq_rows.append(len(tokens))
             first_pos.append(rows.start)
-            starts.append(starts[-1] + len(parts[-1][0]))
             if rows.sample:
                 logit_rows.append(len(tokens) - 1)
                 sampled.append(rows)
         self._kept = kept
-        offsets, codecs, encode_to, encode_codec = zip(*parts, strict=True)
-        table = (
-            np.array(starts, np.int32),
-            np.zeros(len(plan.rows), np.int32),
-            np.concatenate(offsets),
-            np.concatenate(codecs),
-            np.concatenate(encode_to),
-            np.concatenate(encode_codec),
-        )
         return Batch(
             np.array(tokens, np.int32),
             np.array(seq_rows, np.int32),
             np.array(first_pos, np.int32),
-            (table,),
+            tuple(map(_joined, zip(*(entries for *_, entries in kept.values()), strict=True))),
             np.array(logit_rows, np.int32),
             sampled,
         )
 
-    def _stored(self, rows: Rows) -> Entries:
-        """Every block is written where it is stored."""
-        codecs = self._places.codecs(rows.tables[0])
-        return self._places.offsets(rows.tables[0]), codecs, np.full(len(rows.tables[0]), -1, np.int64), codecs
+    def _entries(self, rows: Rows) -> list[Entries]:
+        """Of each group of layers."""
+        if rows.open is None:
+            return [self._stored(table) for table in rows.tables]
+        staged = int(self._places.offsets([rows.open])[0])
+        return [
+            self._staged(rows, table, staged + at) for table, at in zip(rows.tables, self._places.parts, strict=True)
+        ]
 
-    def _staged(self, rows: Rows, where: BlockId) -> Entries:
+    def _stored(self, table: Sequence[BlockId]) -> Entries:
+        """Every block is written where it is stored."""
+        first, ids = _given(table)
+        codecs = self._places.codecs(ids)
+        return first, self._places.offsets(ids), codecs, np.full(len(ids), -1, np.int64), codecs
+
+    def _staged(self, rows: Rows, table: Sequence[BlockId], where: int) -> Entries:
         """Blocks that become full in this step are encoded where they will be stored. What is still open afterwards,
         and what was open before, lies at `where`; the scheduler sees to it that not both need it in one step."""
         end = rows.start + len(rows.tokens)
-        first, full, count = rows.start // self._size, end // self._size, -(-end // self._size)
-        stored, stored_codecs = self._places.offsets(rows.tables[0][:full]), self._places.codecs(rows.tables[0][:full])
+        gone, ids = _given(table[: end // self._size])
+        stored, stored_codecs = self._places.offsets(ids), self._places.codecs(ids)
+        first, full, count = rows.start // self._size - gone, len(ids), -(-end // self._size) - gone
         offsets = np.full(count, -1, np.int64)
         offsets[:first] = stored[:first]
         if rows.start % self._size or end % self._size:
-            offsets[first if rows.start % self._size else full] = self._places.offsets([where])[0]
+            offsets[first if rows.start % self._size else full] = where
         codecs = np.full(count, self._places.staging, np.uint8)
         codecs[:first] = stored_codecs[:first]
         encode_to = np.full(count, -1, np.int64)
         encode_to[first:full] = stored[first:full]
         encode_codec = codecs.copy()
         encode_codec[first:full] = stored_codecs[first:full]
-        return offsets, codecs, encode_to, encode_codec
+        return gone, offsets, codecs, encode_to, encode_codec
+
+
+def _given(table: Sequence[BlockId]) -> tuple[int, I64]:
+    """How many blocks the window has left, and the others."""
+    ids = np.array(table, np.int64)
+    gone = int(np.count_nonzero(ids < 0))
+    return gone, ids[gone:]
+
+
+def _joined(entries: Sequence[Entries]) -> Table:
+    """The table of a group of layers, from the entries of each sequence."""
+    first_block, offsets, codecs, encode_to, encode_codec = zip(*entries, strict=True)
+    return (
+        np.cumsum([0, *map(len, offsets)]).astype(np.int32),
+        np.array(first_block, np.int32),
+        np.concatenate(offsets),
+        np.concatenate(codecs),
+        np.concatenate(encode_to),
+        np.concatenate(encode_codec),
+    )

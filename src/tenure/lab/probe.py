@@ -34,6 +34,9 @@ class Probe:
         self.arena = raw[start : start + size]
         self._stored = (np.arange(count * blocks, dtype=np.int64) * stored).reshape(count, blocks)
         self._staged = count * blocks * stored + np.arange(count, dtype=np.int64) * staged
+        # Blocks hold all layers: what a window has left is kept, and a group's layers are a part of each.
+        parts = geometry.part_offsets(codec), geometry.part_offsets(self._staging)
+        self._parts = list(zip(*parts, strict=True))
         self._decoder, self._vocab = model.decoder, model.shape.vocab
         self._lengths = [0] * count
 
@@ -43,27 +46,31 @@ class Probe:
         An open block is filled up to its end at most: what follows it begins with the next call.
         """
         rows = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
-        entries = [self._entries(s, len(new)) for s, new in enumerate(tokens)]
-        table: tuple[Any, ...] = (
-            np.cumsum([0, *(len(offsets) for offsets, *_ in entries)]).astype(np.int32),
-            np.zeros(len(tokens), np.int32),
-            *(np.concatenate(column) for column in zip(*entries, strict=True)),
-        )
+        tables = [self._table(tokens, *part) for part in self._parts]
         wanted = (rows[1:] - 1 if last_only else np.arange(rows[-1])).astype(np.int32)
         logits = np.empty((len(wanted), self._vocab), np.float32)
         flat = np.concatenate([np.asarray(new, np.int32) for new in tokens])
         first = np.array(self._lengths, np.int32)
-        self._decoder.step(self.arena, flat, rows, first, [table], wanted, logits)
+        self._decoder.step(self.arena, flat, rows, first, tables, wanted, logits)
         self._lengths = [length + len(new) for length, new in zip(self._lengths, tokens, strict=True)]
         return logits
 
-    def _entries(self, sequence: int, count: int) -> tuple[NDArray[Any], ...]:
+    def _table(self, tokens: Sequence[Sequence[int]], stored_at: int, staged_at: int) -> tuple[Any, ...]:
+        """Of the group of layers that begin so many bytes into a stored and into a staged block."""
+        entries = [self._entries(s, len(new), stored_at, staged_at) for s, new in enumerate(tokens)]
+        return (
+            np.cumsum([0, *(len(offsets) for offsets, *_ in entries)]).astype(np.int32),
+            np.zeros(len(tokens), np.int32),
+            *(np.concatenate(column) for column in zip(*entries, strict=True)),
+        )
+
+    def _entries(self, sequence: int, count: int, stored_at: int, staged_at: int) -> tuple[NDArray[Any], ...]:
         """Offsets, codecs, encode_to and encode_codec of one sequence for a step of `count` more tokens."""
         begin, end = self._lengths[sequence], self._lengths[sequence] + count
         first, full, blocks = begin // BLOCK_TOKENS, end // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)
         if begin % BLOCK_TOKENS and end > (first + 1) * BLOCK_TOKENS:
             raise ValueError("a step may not go beyond the open block")
-        offsets = self._stored[sequence, :blocks].copy()
+        offsets = self._stored[sequence, :blocks] + stored_at
         codecs = np.full(blocks, NUMBERS[self._codec], np.uint8)
         encode_to, encode_codec = np.full(blocks, -1, np.int64), codecs.copy()
         if self._quantised:
@@ -71,5 +78,5 @@ class Probe:
             offsets[first:] = -1
             codecs[first:] = encode_codec[full:] = NUMBERS[self._staging]
             if begin % BLOCK_TOKENS or end % BLOCK_TOKENS:
-                offsets[first if begin % BLOCK_TOKENS else full] = self._staged[sequence]
+                offsets[first if begin % BLOCK_TOKENS else full] = self._staged[sequence] + staged_at
         return offsets, codecs, encode_to, encode_codec
