@@ -131,6 +131,16 @@ class SequenceResumed(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class SiblingStarted(Fact):
+    """Another of a request's n answers starts. Of the prompt's tokens but the last, which each of them computes for its
+    own logits, so many are computed again that the first of them had computed."""
+
+    request: str
+    seq: SeqId
+    recomputed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceSlid(Fact):
     """A sequence reached its context and goes on without tokens [start, end), counted from its prompt's first."""
 

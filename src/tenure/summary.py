@@ -33,6 +33,7 @@ from tenure.events import (
     SequencePaused,
     SequenceResumed,
     SequenceSlid,
+    SiblingStarted,
     StepDone,
     TokenFirst,
 )
@@ -109,6 +110,8 @@ class Summary:
     """By sequences that were paused or slid, when they went on."""
     evicted_tokens: int = 0
     """Computed again by requests whose prompt had been held and was evicted."""
+    sibling_tokens: int = 0
+    """Computed again by the other answers of requests with n > 1."""
     slid: int = 0
     pins: Counter[str] = field(default_factory=Counter)
     """Granted and refused, and how they ended."""
@@ -141,6 +144,11 @@ class Summary:
     block_lifetime: Histogram = field(default_factory=_residencies)
     block_idle: Histogram = field(default_factory=_residencies)
     block_reuse_gap: Histogram = field(default_factory=_residencies)
+
+    @property
+    def computed_twice(self) -> int:
+        """All tokens that were computed again: the sum of `recomputed_tokens` of all receipts."""
+        return self.recomputed_tokens + self.evicted_tokens + self.sibling_tokens
 
     def absorb(self, fact: Fact) -> None:
         """Add one fact, in the order they were told; kinds that nothing counts are let pass."""
@@ -183,6 +191,10 @@ def _paused(s: Summary, fact: SequencePaused) -> None:
 def _resumed(s: Summary, fact: SequenceResumed) -> None:
     s.resumed += 1
     s.recomputed_tokens += fact.recomputed_tokens
+
+
+def _sibling(s: Summary, fact: SiblingStarted) -> None:
+    s.sibling_tokens += fact.recomputed_tokens
 
 
 def _slid(s: Summary, fact: SequenceSlid) -> None:
@@ -274,6 +286,7 @@ _RULES: dict[type[Fact], Callable[[Summary, Any], None]] = {
     TokenFirst: _first,
     SequencePaused: _paused,
     SequenceResumed: _resumed,
+    SiblingStarted: _sibling,
     SequenceSlid: _slid,
     PinGranted: _pinned,
     PinRefused: _not_pinned,

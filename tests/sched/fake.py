@@ -97,6 +97,7 @@ class Setup:
     ghosts: int = 10_000
     shared: tuple[tuple[int, ...], ...] = ()
     tenants: Tenants = field(default_factory=Tenants)
+    codec: str = "bf16"
 
 
 class World:
@@ -124,13 +125,17 @@ class World:
         self.cache = KvCache(
             blocks,
             size,
-            codec=codec("bf16"),
+            codec=codec(setup.codec),
             eviction=eviction(setup.eviction),
             facts=self.log,
             ghosts=Ghosts(setup.ghosts),
             shared=setup.shared,
         )
-        self.history = History(size, heads=True, why_not=lambda a, b: "retokenised" if list(a) == list(b) else None)
+        self.history = History(
+            size,
+            heads=codec(setup.codec).head_reusable,
+            why_not=lambda a, b: "retokenised" if list(a) == list(b) else None,
+        )
         self.scheduler = TakenDown(
             self.cache,
             limits=SchedulerLimits(seqs, batch, step_ms, context, queue, 10_000, canary_steps=1, tenants=setup.tenants),

@@ -8,7 +8,7 @@ import random
 import pytest
 from tests.sched.fake import Setup, World
 
-from tenure.events import RequestStarted, SequencePaused, SequenceResumed, SequenceSlid
+from tenure.events import RequestStarted, SequencePaused, SequenceResumed, SequenceSlid, SiblingStarted
 from tenure.summary import Summary
 from tenure.types import Done, Receipt
 
@@ -39,7 +39,10 @@ class Talk:
         self.asked = f"c{self.number}t{self.turn}"
         self.turn += 1
         overflow = "slide" if slide else "refuse"
-        world.ask(self.asked, self.tokens, chance.randrange(1, 24), overflow=overflow, session_id=f"c{self.number}")
+        world.ask(
+            self.asked, self.tokens, chance.randrange(1, 24), overflow=overflow, session_id=f"c{self.number}",
+            n=chance.choice((1, 1, 1, 2, 3)),
+        )  # fmt: skip
 
     def goes_on(self, world: World) -> bool:
         """Whether its last request has ended; then it takes in the answer."""
@@ -79,6 +82,7 @@ FEW = [pytest.param(seed, marks=pytest.mark.full if seed > 1 else ()) for seed i
 def test_every_token_computed_twice_is_in_one_receipt(seed: int, pressure: str) -> None:
     world, receipts, sums = play(seed, pressure, wild=False)
     twice = sum(times - 1 for times in world.device.computed.values())
+    twice -= len(world.of(SiblingStarted))  # each computes the prompt's last token, for its own logits
     assert sum(receipt.recomputed_tokens for receipt in receipts) == twice > 50
     reconcile(world, receipts, sums)
     assert sums.paused > 3
@@ -91,12 +95,24 @@ def test_facts_receipts_and_sums_agree(seed: int) -> None:
     assert sums.finished["cancelled"] > 0 and sums.forgotten["slide"] > 0
 
 
+def test_what_siblings_compute_again_is_told_and_counted() -> None:
+    """Heads of quantised blocks are not reused: each of the n computes those tokens of the prompt for itself."""
+    world = World(64, SIZE, setup=Setup(codec="int8"))
+    sums = Summary()
+    world.log.listen(sums.absorb)
+    world.ask("a", range(11), 5, n=3)
+    world.run()
+    assert [fact.recomputed_tokens for fact in world.of(SiblingStarted)] == [2, 2]  # type: ignore[attr-defined]
+    assert world.receipt("a").recomputed_tokens == sums.sibling_tokens == sums.computed_twice == 4
+    assert sum(times - 1 for times in world.device.computed.values()) == 4 + 2
+
+
 def reconcile(world: World, receipts: list[Receipt], sums: Summary) -> None:
     """Facts, receipts and sums tell the same."""
     recomputed = sum(receipt.recomputed_tokens for receipt in receipts)
-    facts = [*world.of(RequestStarted), *world.of(SequenceResumed)]
+    facts = [*world.of(RequestStarted), *world.of(SequenceResumed), *world.of(SiblingStarted)]
     assert recomputed == sum(fact.recomputed_tokens for fact in facts)  # type: ignore[attr-defined]
-    assert recomputed == sums.recomputed_tokens + sums.evicted_tokens
+    assert recomputed == sums.recomputed_tokens + sums.evicted_tokens + sums.sibling_tokens == sums.computed_twice
     assert sum(receipt.preempted for receipt in receipts) == len(world.of(SequencePaused)) == sums.paused
     gone = sum(item.end - item.start for receipt in receipts for item in receipt.forgotten)
     assert gone == sum(fact.end - fact.start for fact in world.of(SequenceSlid))  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from tenure.events import (
     SequencePaused,
     SequenceResumed,
     SequenceSlid,
+    SiblingStarted,
 )
 from tenure.summary import FIRST_TOKEN, INTER_TOKEN, LATENCY
 from tenure.tenants import Tenant, Tenants
@@ -141,6 +142,7 @@ def test_block_facts_are_counted(serve: Serve) -> None:
     emit(BlockGone(3.0, key, BlockId(1), "device", Fate.DROPPED, "lru", "room", 32, 0.3, 7.0))
     emit(SequencePaused(4.0, "r", SeqId(1), "pause", "pool", 3, 96))
     emit(SequenceResumed(5.0, "r", SeqId(1), 64))
+    emit(SiblingStarted(6.0, "r", SeqId(2), 7))
     samples = scrape(server)
     gone = (("by", "lru"), ("fate", "dropped"), ("reason", "room"), ("tier", "device"))
     assert samples["tenure:kv_gone_total", gone] == 1
@@ -150,6 +152,8 @@ def test_block_facts_are_counted(serve: Serve) -> None:
     assert samples["vllm:kv_block_reuse_gap_seconds_sum", ()] == 1.5
     assert samples["vllm:num_preemptions_total", ()] == 1
     assert samples["tenure:kv_recompute_tokens_total", (("reason", "preempted"),)] == 64
+    assert samples["tenure:kv_recompute_tokens_total", (("reason", "sibling"),)] == 7
+    assert server.http.get("/v1/kv").json()["since_start"]["recomputed_tokens"] == 64 + 7
 
 
 def test_what_memory_pressure_does_is_counted(serve: Serve) -> None:

@@ -17,7 +17,7 @@ from tenure.cache.kvcache import KvCache
 from tenure.cache.lease import Lease
 from tenure.cache.pins import Pins
 from tenure.errors import Corrupt
-from tenure.events import FactLog, SequenceResumed, StepDone, TokenFirst
+from tenure.events import FactLog, SequenceResumed, SiblingStarted, StepDone, TokenFirst
 from tenure.overflow import Window, forgotten, slid_range
 from tenure.policy.base import AdmissionPolicy, Load, PressurePolicy
 from tenure.sched import told
@@ -346,8 +346,8 @@ class Scheduler:
         # the first of the n (whose last prompt token each of them computes for its own logits).
         again = max(0, (job.prompt_len - 1 if phase is Phase.WAITING else seq.lost_at_pause) - reused)
         job.recomputed += again
-        if phase is not Phase.WAITING:
-            self._facts.emit(SequenceResumed(now, job.request.id, seq.id, again, tenant=seq.tenant))
+        kind = SiblingStarted if phase is Phase.WAITING else SequenceResumed
+        self._facts.emit(kind(now, job.request.id, seq.id, again, tenant=seq.tenant))
 
     def _first_started(self, job: Job, seq: Sequence, now: float) -> None:
         """The first sequence of a request starts: what was held of the prompt, and why not more."""

@@ -191,7 +191,11 @@ def _counters(labels: _Labels, summary: Summary, cuts: Counter[str]) -> Iterator
         "tenure:kv_gone", "Blocks that left a tier.", dict(summary.gone), ("tier", "fate", "by", "reason")
     )
     yield labels.counter("tenure:kv_stored", "Blocks that became shareable.", _keyed(summary.stored), ("tier",))
-    recomputed = {("preempted",): summary.recomputed_tokens, ("evicted",): summary.evicted_tokens}
+    recomputed = {
+        ("preempted",): summary.recomputed_tokens,
+        ("evicted",): summary.evicted_tokens,
+        ("sibling",): summary.sibling_tokens,
+    }
     yield labels.counter("tenure:kv_recompute_tokens", "Tokens computed again.", recomputed, ("reason",))
     yield labels.counter("tenure:prefix_miss", "Why reuse ended.", _keyed(summary.misses), ("reason",))
     forgotten = _keyed(summary.forgotten)

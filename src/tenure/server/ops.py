@@ -155,7 +155,7 @@ class Ops:
                 ],
                 "misses": dict(sums.misses),
                 "preemptions": sums.paused,
-                "recomputed_tokens": sums.recomputed_tokens,
+                "recomputed_tokens": sums.computed_twice,
                 "facts_missed": sums.facts_missed,
             },
         }
