@@ -14,6 +14,7 @@ from tenure.lab.speed import Point, Reuse, text_of
 from tenure.models.loader import Model
 from tenure.planner.anatomy import Anatomy
 from tenure.planner.memory import Room
+from tenure.spec import KvGeometry, staging_codec
 
 LENGTH = 2048
 """Tokens of the conversations that are counted."""
@@ -31,6 +32,8 @@ class Limit:
     paused: int
     recomputed: int
     forgotten: int
+    recoded: int
+    """Tokens that were read in fewer bits than they had been stored in."""
     refusal: str
 
 
@@ -39,27 +42,26 @@ def at_the_limit(model: Model, codec: str, pressure: str) -> Limit:
     room = small_pool(model, codec)
     with Engine(model, EngineSettings(kv_cache_bytes=room, kv_codec=codec, pressure=pressure)) as engine:
         pool = engine.stats().pool.total * engine.stats().block_tokens
-        prompt = text_of(engine, pool // 8)
+        prompt, own = text_of(engine, pool // 8), {codec, staging_codec(codec)}
         streams = [engine.stream(prompt, max_tokens=pool // 2, ignore_eos=True, cache_salt=str(n)) for n in range(4)]
-        paused = recomputed = forgotten = 0
+        paused = recomputed = forgotten = recoded = 0
         for stream in streams:
             for _ in stream:
                 pass
             paused += stream.result.receipt.preempted
             recomputed += stream.result.receipt.recomputed_tokens
-            forgotten += len(stream.result.receipt.forgotten)
+            forgotten += sum(part.end - part.start for part in stream.result.receipt.forgotten)
+            recoded += sum(n for name, n in stream.result.receipt.codec.items() if name not in own)
         try:
             engine.generate(text_of(engine, pool + 32), max_tokens=8)
             refusal = "none: it fits"
         except RequestError as error:
             refusal = str(error)
-    return Limit(pressure, pool, len(streams), paused, recomputed, forgotten, refusal)
+    return Limit(pressure, pool, len(streams), paused, recomputed, forgotten, recoded, refusal)
 
 
 def small_pool(model: Model, codec: str) -> int:
     """Bytes of the small pool."""
-    from tenure.spec import KvGeometry
-
     geometry = KvGeometry.of(model.shape)
     return SMALL_BLOCKS * geometry.block_bytes(geometry.staging_codec(codec))
 
@@ -179,15 +181,14 @@ def limit(found: Limit) -> Section:
         "What happens at the limit",
         (
             f"A pool of {found.pool_tokens} tokens, four conversations that fit one by one but not together, and the "
-            f"declared policy {found.policy}: {found.finished} finished, {found.forgotten} tokens were "
-            f"forgotten; {found.paused} times one "
-            f"was paused, and {found.recomputed} tokens were computed again when it went on.",
+            f"declared policy {found.policy}: {found.finished} finished. Pauses: {found.paused}; tokens forgotten: "
+            f"{found.forgotten}, computed again: {found.recomputed}, read in fewer bits than before: {found.recoded}.",
             "A user can tell: every answer carries a receipt (`kv` beside `usage`) with `preempted`, "
             "`recomputed_tokens`, `cached_tokens`, `codec` and `forgotten`.",
             f"A prompt that can never fit is refused at once, with the numbers: “{found.refusal}”.",
         ),
         table=(
             ("in the receipts", "count"), ("paused", str(found.paused)),
-            ("tokens computed again", str(found.recomputed)),
+            ("tokens computed again", str(found.recomputed)), ("tokens in fewer bits", str(found.recoded)),
         ),
     )  # fmt: skip

@@ -173,7 +173,8 @@ def svg(chart: Chart) -> str:
         colour, points = index % len(COLOURS), [at(x, y) for x, y in chart.drawn(series)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline class="line s{colour}" points="{path}"/>')
-        parts += [f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points]
+        radius = 3 if len(points) > 1 else 5
+        parts += [f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>' for x, y in points]
         y = TOP + 10 + 20 * index
         parts.append(f'<rect class="f{colour}" x="{LEFT + width + 14}" y="{y - 9}" width="12" height="12" rx="3"/>')
         parts.append(f'<text x="{LEFT + width + 32}" y="{y + 2}">{escape(series.name)}</text>')
