@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 from tenure.errors import ConfigError
@@ -161,12 +162,8 @@ class KvGeometry:
     def least_arena(self, name: str) -> int:
         """Bytes of the smallest arena worth serving from: two blocks, and with them the places to stage open ones and
         those for what windows see."""
-        first, *windows = self.parts()
-        block, staged = first.block_bytes(name), self.block_bytes(self.staging_codec(name))
-        least = MIN_BLOCKS * (block if name in STAGING else max(staged, 2 * block))
-        for part, group in zip(windows, self.groups[1:], strict=True):
-            least += 2 * group.held(UNBOUNDED, self.block_tokens) * part.block_bytes(name)
-        return least
+        cuts = self._cuts(MIN_BLOCKS * self.parts()[0].block_bytes(name), name)
+        return min(cut.slab_bytes * (sum(cut.kept) - -MIN_BLOCKS // cut.slots[0]) for cut in cuts)
 
     def sequence_bytes(self, tokens: int, name: str) -> int:
         """Bytes of a running sequence of `tokens`: what the allocator takes for it. The open block of an unquantised
@@ -182,7 +179,13 @@ class KvGeometry:
 
     def layout(self, arena_bytes: int, name: str, also: Sequence[str] = ()) -> ArenaLayout:
         """How an arena is cut for blocks of codec `name`, of its staging, and of the codecs `also`: those of the first
-        group of layers; and then for blocks of the other groups, which are always stored in `name`."""
+        group of layers; and then for blocks of the other groups, which are always stored in `name`. Of the cuts that
+        serve it is the one that loses least."""
+        cuts = self._cuts(arena_bytes, name, also)
+        return min([cut for cut in cuts if cut.blocks >= MIN_BLOCKS] or cuts, key=lambda cut: cut.lost(arena_bytes))
+
+    def _cuts(self, arena_bytes: int, name: str, also: Sequence[str] = ()) -> list[ArenaLayout]:
+        """For each size of a slab that is worth a try. One kind: one slab, nothing lost."""
         first, *windows = self.parts()
         sizes = {name: first.block_bytes(name)}
         if name not in STAGING:
@@ -191,9 +194,12 @@ class KvGeometry:
             sizes.setdefault(other, first.block_bytes(other))
         kinds = (*sizes, *(name for _ in windows))
         block_bytes = (*sizes.values(), *(part.block_bytes(name) for part in windows))
-        return ArenaLayout.cut(
-            arena_bytes, kinds, block_bytes, staged=name not in STAGING, groups=self.groups, size=self.block_tokens
-        )
+        cut = partial(
+            ArenaLayout.cut, arena_bytes, kinds, block_bytes, staged=name not in STAGING, groups=self.groups,
+            size=self.block_tokens,
+        )  # fmt: skip
+        slabs = {n * block for block in block_bytes for n in range(1, SLAB_BLOCKS + 1)}
+        return [cut()] if len(kinds) == 1 else [cut(slab=slab) for slab in slabs if slab >= max(block_bytes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,19 +234,10 @@ class ArenaLayout:
         staged: bool,
         groups: tuple[LayerGroup, ...] = (),
         size: int = BLOCK_TOKENS,
+        slab: int | None = None,
     ) -> ArenaLayout:
-        """The cut that loses least: what no block of a kind fills in a slab, no slab fills in the arena, and half a
-        slab for each kind, as its last slab is part full. One kind: one slab, nothing lost."""
-
-        def lost(slab: int) -> float:
-            unfilled = max(slab % block for block in block_bytes) / slab
-            return unfilled + (arena_bytes % slab + 0.5 * slab * len(kinds)) / arena_bytes
-
-        if len(kinds) == 1:
-            slab = arena_bytes // block_bytes[0] * block_bytes[0]
-        else:
-            sizes = {n * block for block in block_bytes for n in range(1, SLAB_BLOCKS + 1)}
-            slab = min((size for size in sizes if size >= max(block_bytes)), key=lost)
+        """Into slabs of `slab` bytes; None: into one of as many blocks as it holds."""
+        slab = arena_bytes // block_bytes[0] * block_bytes[0] if slab is None else slab
         slots = tuple(slab // block for block in block_bytes)
         slabs = arena_bytes // slab if slab else 0
         first = tuple(slabs * sum(slots[:kind]) for kind in range(len(kinds)))
@@ -249,6 +246,14 @@ class ArenaLayout:
         kept = [int(staged and kind == 1) for kind in range(apart)]
         kept += [-(-group.held(UNBOUNDED, size) // slots[apart + n]) for n, group in enumerate(groups[1:])]
         return ArenaLayout(kinds, block_bytes, slabs, slab, staged, slots, first, groups, tuple(kept))
+
+    def lost(self, arena_bytes: int) -> float:
+        """The share of an arena that is lost: what no block of a kind fills in a slab, no slab fills in the arena, and
+        half a slab for each kind, as its last slab is part full."""
+        if len(self.kinds) == 1:
+            return 0.0
+        unfilled = max(self.slab_bytes % block for block in self.block_bytes) / self.slab_bytes
+        return unfilled + (arena_bytes % self.slab_bytes + 0.5 * self.slab_bytes * len(self.kinds)) / arena_bytes
 
     @staticmethod
     def flat(blocks: int, name: str) -> ArenaLayout:

@@ -70,7 +70,8 @@ def test_a_window_holds_what_it_can_touch(tokens: int, blocks: int) -> None:
     model = read(CONFIGS["gpt-oss-20b"].config)
     (kind,) = [kind for kind in model.kinds if kind.window is not None]
     assert kind.layers == 12
-    assert kind.blocks(tokens) == blocks
+    assert kind.geometry is not None
+    assert kind.bytes_of(tokens, "bf16") == blocks * kind.geometry.block_bytes("bf16")
 
 
 def test_a_state_is_no_larger_for_longer_conversations() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from operator import mul
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,64 @@ def test_the_pool_is_the_allocators(mib: int, name: str, shared: int, more: int)
     assert count == 0 or slabs(count) <= most_slabs
     assert slabs(count + 1) > most_slabs
     assert room.conversations(shared + more) == layout.conversations(shared + more)
+
+
+WINDOWS: dict[str, tuple[int | None, ...]] = {
+    "all": (512,) * 6, "turns": (512, None) * 3, "most": (*[96] * 5, None), "two": (33, 512, None, 33, 512, 33),
+    "one token": (1, None, None, None, None, None),
+}  # fmt: skip
+
+
+def seen_blocks(window: int | None, count: int) -> int:
+    """The most of a sequence's first `count` blocks that a row of the last of them sees, counted one by one."""
+    rows = range(32 * (count - 1), 32 * count)
+    return max((count - (max(0, row + 1 - window) if window else 0) // 32 for row in rows), default=0)
+
+
+@given(st.integers(1, 64), st.sampled_from(sorted(CODECS)), st.sampled_from(sorted(WINDOWS)), st.integers(1, 2000),
+       st.integers(0, 2000))  # fmt: skip
+@settings(deadline=None, max_examples=100)
+def test_windows_hold_what_is_seen(mib: int, name: str, windows: str, tokens: int, shared: int) -> None:
+    """The plan of a model with windows is the allocator's too: a count of blocks by kind, slab by slab."""
+    shape = ModelShape(6, 256, 4, 2, 64, 512, 1000, 8192, WINDOWS[windows])
+    layer = KvGeometry(1, 2, 64)
+    small = Anatomy("small", "x", 8192, (), (), served=KvGeometry.of(shape))
+    room = Room(small, name, mib << 20)
+    try:
+        layout = plan_memory(EngineSettings(kv_cache_bytes=mib << 20, kv_codec=name), shape, 0).layout
+    except BudgetError:
+        assert room.layout is None
+        assert room.conversations(tokens, shared) == 0
+        return
+    assert room.layout == layout
+    staged = name not in ("bf16", "f32")
+    blocks = tokens // 32 if staged else -(-tokens // 32)
+    sizes = dict.fromkeys(sorted(WINDOWS[windows], key=lambda w: -(w or 1 << 30)))  # the widest view first
+    needs = [seen_blocks(window, blocks) for window in sizes]
+    each = [WINDOWS[windows].count(window) * layer.block_bytes(name) for window in sizes]
+    assert room.bytes_of(tokens) == sum(map(mul, needs, each)) + staged * 6 * layer.block_bytes("bf16")
+    common = [min(shared, tokens - 1) // 32 if need == blocks else 0 for need in needs]
+    count = room.conversations(tokens, shared)
+
+    def fits(conversations: int) -> bool:
+        wanted = [once + conversations * (need - once) for need, once in zip(needs, common, strict=True)]
+        wanted[1:1] = [conversations] if staged else []
+        slabs = zip(wanted, layout.slots, layout.kept, strict=True)
+        return sum(max(kept, -(-n // slots)) for n, slots, kept in slabs) <= layout.slabs
+
+    assert layout.block_bytes == (each[0], *([6 * layer.block_bytes("bf16")] if staged else []), *each[1:])
+    assert count == 0 or fits(count)
+    assert not fits(count + 1)
+    if tokens > 600 and windows != "one token":
+        alone = KvGeometry.of(replace(shape, windows=())).layout(mib << 20, name)
+        assert count >= alone.conversations(tokens)
+
+
+@given(st.sampled_from(sorted(CODECS)), st.sampled_from(sorted(WINDOWS)), st.integers(0, 1 << 16))
+@settings(deadline=None, max_examples=100)
+def test_the_least_arena_serves(name: str, windows: str, more: int) -> None:
+    geometry = KvGeometry.of(ModelShape(6, 256, 4, 2, 64, 512, 1000, 8192, WINDOWS[windows]))
+    assert geometry.layout(geometry.least_arena(name) + more, name).blocks >= 2
 
 
 @pytest.mark.parametrize("family", [name for name in CASES if " " not in name])

@@ -7,9 +7,9 @@ model, whoever runs it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tenure.spec import KvGeometry
+from tenure.spec import KvGeometry, LayerGroup
 
 WEIGHT_FORMATS = ("auto", "f32", "bf16", "int8", "int4")
 PANEL = 32
@@ -69,18 +69,24 @@ class Kind:
     state_bytes: int = 0
     """Of one sequence, whatever its length."""
 
-    def blocks(self, tokens: int) -> int:
-        """Blocks that a sequence of `tokens` needs, the open one included: those the window has left are not needed."""
+    def bytes_of(self, tokens: int, name: str) -> int:
+        """Of a running sequence of `tokens` in codec `name`, its open block staged: what a window has left is gone."""
+        if self.geometry is None:
+            return self.state_bytes
+        return self.state_bytes + replace(self.geometry, groups=(self._group,)).sequence_bytes(tokens, name)
+
+    def shared_bytes(self, blocks: int, tokens: int, name: str) -> int:
+        """Of the first `blocks` blocks that sequences of `tokens` have in common: none once windows have left some, and
+        states are each sequence's own."""
         if self.geometry is None:
             return 0
-        needed = self.geometry.blocks(tokens)
-        return needed if self.window is None else min(needed, self.window_blocks)
+        all_blocks = self.geometry.blocks(tokens)
+        kept = self._group.held(all_blocks, self.geometry.block_tokens) == all_blocks
+        return kept * min(blocks, all_blocks) * self.geometry.block_bytes(name)
 
     @property
-    def window_blocks(self) -> int:
-        """Blocks that a window can touch at most."""
-        size = self.geometry.block_tokens if self.geometry else 1
-        return ((self.window or 1) - 2) // size + 2
+    def _group(self) -> LayerGroup:
+        return LayerGroup(self.layers, self.window)
 
 
 @dataclass(frozen=True, slots=True)

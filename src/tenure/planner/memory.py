@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tenure.errors import ConfigError
-from tenure.planner.anatomy import Anatomy, Kind
-from tenure.spec import BLOCK_TOKENS, CODECS, STAGING, ArenaLayout, codec
+from tenure.planner.anatomy import Anatomy
+from tenure.spec import BLOCK_TOKENS, CODECS, UNBOUNDED, ArenaLayout, codec
 
 CODEC_NAMES = tuple(name for name in CODECS if name != "f32")
 """Those worth planning with; f32 is for tests."""
-UNBOUNDED = 1 << 40
-"""Tokens: more than any machine holds. What keeps no K and V has no end of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class Room:
         served = self.anatomy.served
         if served is not None:
             return served.sequence_bytes(tokens, self.name)
-        return sum(kind.state_bytes + self._kind_bytes(kind, tokens) for kind in self.anatomy.kinds)
+        return sum(kind.bytes_of(tokens, self.name) for kind in self.anatomy.kinds)
 
     def tokens(self) -> int:
         """Tokens that the pool holds: in stored blocks, or for a foreign model in one sequence."""
@@ -70,42 +68,13 @@ class Room:
 
     def conversations(self, tokens: int, shared: int = 0) -> int:
         """Sequences of `tokens` that fit side by side when their first `shared` tokens are held once."""
-        shared_blocks = min(shared, tokens) // BLOCK_TOKENS
-        if self.anatomy.served is None:
-            return self._foreign_conversations(tokens, shared_blocks)
-        layout = self.layout
-        if layout is None:
-            return 0
-        if not layout.staged:
-            own = max(1, -(-tokens // BLOCK_TOKENS) - shared_blocks)
-            return max(0, layout.blocks - shared_blocks) // own
-        own = tokens // BLOCK_TOKENS - shared_blocks
-
-        def fits(n: int) -> bool:
-            stored, open_ = shared_blocks + n * own, n
-            return -(-stored // layout.slots[0]) - (-open_ // layout.slots[1]) <= layout.slabs
-
-        return most(layout.slabs * layout.slots[1], fits)
-
-    def _foreign_conversations(self, tokens: int, shared_blocks: int) -> int:
+        # The last token is computed by each, whatever is held.
+        shared_blocks = min(shared, tokens - 1) // BLOCK_TOKENS
+        if self.anatomy.served is not None:
+            return self.layout.conversations(tokens, shared=shared_blocks) if self.layout else 0
         first = self.bytes_of(tokens)
-        # Windows have let go of the shared part, or hold it once like everybody; states are never shared.
-        kept = sum(
-            self._blocks_bytes(kind, min(shared_blocks, kind.blocks(tokens)))
-            for kind in self.anatomy.kinds
-            if kind.window is None or tokens <= kind.window
-        )
-        return 0 if first > self.arena else min(UNBOUNDED, 1 + (self.arena - first) // max(1, first - kept))
-
-    def _kind_bytes(self, kind: Kind, tokens: int) -> int:
-        blocks = kind.blocks(tokens)
-        if self.name in STAGING or kind.geometry is None:
-            return self._blocks_bytes(kind, blocks)
-        full = min(blocks, tokens // BLOCK_TOKENS)
-        return self._blocks_bytes(kind, full) + kind.geometry.block_bytes(kind.geometry.staging_codec(self.name))
-
-    def _blocks_bytes(self, kind: Kind, blocks: int) -> int:
-        return 0 if kind.geometry is None else blocks * kind.geometry.block_bytes(self.name)
+        once = sum(kind.shared_bytes(shared_blocks, tokens, self.name) for kind in self.anatomy.kinds)
+        return 0 if first > self.arena else min(UNBOUNDED, 1 + (self.arena - first) // max(1, first - once))
 
 
 def most(high: int, fits: Callable[[int], bool]) -> int:
