@@ -248,11 +248,14 @@ Listener = Callable[[Fact], None]
 class FactLog:
     """A bounded, numbered log of facts with listeners.
 
+    A fact takes 650 to 850 bytes, most of it the token ids of stored blocks (a deep count over runs of the scheduler
+    with short chats, batches and long prompts): the default holds some minutes of a busy server in 10 to 13 MiB.
+
     One thread emits. Readers on other threads call `since`, which copies; listeners run on the emitting thread and
     must be quick and must not raise.
     """
 
-    def __init__(self, capacity: int = 65_536) -> None:
+    def __init__(self, capacity: int = 16_384) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
         self._facts: deque[Fact] = deque(maxlen=capacity)

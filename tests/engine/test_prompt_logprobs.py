@@ -7,6 +7,7 @@ import pytest
 
 from engine.harness import Watched, english, model, watched
 from tenure.engine.shape import logprob
+from tenure.events import RequestStarted
 from tenure.sched.step import TOLD_ROWS
 from tenure.types import Logprob, Piece, Request, Sampling
 
@@ -54,6 +55,8 @@ def test_a_prompt_that_is_held_is_computed_anew_and_still_shared() -> None:
         assert done.receipt.miss is not None
         assert (done.receipt.miss.reason, done.receipt.miss.at_token) == ("prompt_logprobs", 0)
         assert done.receipt.recomputed_tokens == len(PROMPT) - 1
+        (*_, started) = [fact for fact in seen.engine.facts.since(0)[0] if isinstance(fact, RequestStarted)]
+        assert started.recomputed_tokens == len(PROMPT) - 1  # facts and receipts tell the same
         assert seen.engine.stats().pool.cached == blocks  # what was computed twice is held once
         (after,) = seen.run(seen.ask(PROMPT, 2))
         assert after.receipt.cached_tokens == len(PROMPT) - 1

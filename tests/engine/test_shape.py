@@ -164,6 +164,12 @@ def test_guides_hold(guide: Guide, check: str | None) -> None:
             assert re.fullmatch(check, text)
 
 
+CYCLIC = [
+    Guide("json_schema", '{"$ref": "#"}'),
+    Guide("json_schema", '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}'),
+    Guide("grammar", "start: start"),
+    Guide("grammar", "root ::= root"),
+]
 IMPOSSIBLE = [
     Guide("json_schema", "false"),
     Guide("json_schema", '{"type": "integer", "minimum": 5, "maximum": 1}'),
@@ -172,6 +178,7 @@ IMPOSSIBLE = [
     Guide("json_schema", "{"),
     Guide("json_schema", '{"properties": {"a": ' * 2000 + "{}" + "}}" * 2000),
     Guide("json_schema", '{"$ref": "#/nowhere"}'),
+    *CYCLIC,
     Guide("json_schema", '{"description": "' + "x" * (1 << 18) + '"}'),
     Guide("regex", "["),
     Guide("regex", r"[^\x00-\U0010ffff]"),
@@ -190,6 +197,18 @@ def test_impossible_guides_are_refused_before_the_engine_sees_them() -> None:
             with pytest.raises(InvalidRequest):
                 engine.engine.submit(engine.ask([1], guide=guide, ignore_eos=False))
         assert engine.engine.stats().steps == 0
+
+
+@pytest.mark.parametrize("guide", CYCLIC, ids=lambda guide: guide.text)
+def test_what_leads_back_to_itself_is_said_to_and_what_would_be_right(guide: Guide) -> None:
+    loaded = model()
+    guides = Guides(loaded.tokenizer, loaded.shape.vocab, loaded.eos_ids)
+    with pytest.raises(InvalidRequest) as refused:
+        guides.check(guide)
+    wrong, right = ("refers back to itself", "at least one finite value")
+    if guide.kind == "grammar":
+        wrong, right = ("a rule needs itself", "at least one finite text")
+    assert wrong in refused.value.message and right in refused.value.message
 
 
 def test_contradictions_are_refused() -> None:

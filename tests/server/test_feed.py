@@ -135,7 +135,11 @@ def test_a_tenant_sees_its_own_and_the_operator_everything(serve: Callable[..., 
 def test_unknown_types_are_named_and_the_known_listed(server: Running, bad: str) -> None:
     error = server.http.get(f"/v1/kv/events?types={bad}")
     assert error.status_code == 400
-    assert "StepDone" in error.json()["error"]["message"]
+    message = error.json()["error"]["message"]
+    assert error.json()["error"]["param"] == "types"
+    assert "names, separated by commas; known: BlockGone, BlockMerged, " in message and "StepDone" in message
+    assert ", Fact," not in message, "their base is none of them"
+    assert server.http.get("/v1/kv/events?types=Fact").status_code == 400
 
 
 def test_a_bad_event_id_is_refused(server: Running) -> None:

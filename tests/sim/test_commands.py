@@ -65,7 +65,7 @@ def test_the_whole_core_and_its_table(trace: Path, tmp_path: Path) -> None:
     [
         (("--eviction", "magic", "--instant"), "known: gittins, lru, optimum (replay only)"),
         (("--eviction", "optimum"), "--instant"),
-        (("--pressure", "magic"), "unknown"),
+        (("--pressure", "magic"), "no step 'magic'"),
         (("--cache-share", "2"), "at most 1"),
         (("--cache-share", "x"), "at most 1"),
         (("--memory", "1GiB", "--cache-share", "0.1"), "exclude each other"),

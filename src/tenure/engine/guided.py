@@ -19,11 +19,21 @@ from numpy.typing import NDArray
 
 from tenure.errors import InvalidRequest
 from tenure.models.tokenizer import Tokenizer
-from tenure.types import Guide, Token
+from tenure.types import Guide, GuideKind, Token
 
 MAX_CHARS = 1 << 18
 """Characters of a guide: the largest compile in some tenths of a second."""
 _KEPT = 64
+_NO_TOKEN = "NoExtensionBias"
+"""llguidance's word for a state in which no token may come next."""
+_IMPOSSIBLE: dict[GuideKind, str] = {
+    "json_schema": "no value satisfies it: it refers back to itself without an end, or its keywords contradict each "
+    "other; a schema must allow at least one finite value",
+    "regex": "nothing matches it; an expression must match at least one text",
+    "choice": "none of them can be written; the list must hold at least one text",
+    "grammar": "no text follows it: a rule needs itself to come to its end; a grammar (Lark, or EBNF as llama.cpp "
+    "writes it) must derive at least one finite text from its first rule",
+}
 _SPACE = r"(\x20|\n\x20{0,24})"
 """White space between JSON tokens. Bounded: a small model can be led to write blanks for ever."""
 
@@ -107,7 +117,8 @@ class Guides:
             allowed = matcher.deep_copy()
             if any(allowed.compute_bitmask()) and not allowed.is_error():
                 return matcher
-            raise InvalidRequest(allowed.get_error().splitlines()[0] if allowed.is_error() else "nothing matches it")
+            error = allowed.get_error().splitlines()[0] if allowed.is_error() else _NO_TOKEN
+            raise InvalidRequest(_IMPOSSIBLE[guide.kind] if error == _NO_TOKEN else error)
         raise InvalidRequest(" ".join(matcher.get_error().split()))
 
 

@@ -96,7 +96,11 @@ def _recoded(settings: EngineSettings, geometry: KvGeometry) -> tuple[str, ...]:
     codecs = pressure(settings.pressure).codecs
     for name in codecs:
         if geometry.block_bytes(name) >= geometry.block_bytes(settings.kv_codec):
-            raise ConfigError("pressure", f"recode:{name} saves nothing: blocks are stored as {settings.kv_codec}")
+            raise ConfigError(
+                "pressure",
+                f"--pressure: step 'recode:{name}' saves nothing: blocks are stored as {settings.kv_codec} already; "
+                f"recode to a codec of fewer bits than --kv-cache-dtype has, or leave the step out",
+            )
     return codecs
 
 

@@ -77,7 +77,12 @@ def _expendable(view: RunningView) -> tuple[float, ...]:
 
 STEPS: Mapping[str, Callable[[], PressurePolicy]] = {PauseOne.name: PauseOne}
 """What a step of the ladder can do, by name."""
-KNOWN = "pause, recode:CODEC"
+ABLE = tuple(known.name for known in CODECS.values() if not known.head_reusable)
+"""Codecs that can be recoded to."""
+FORMS = (
+    f"steps are pause@PERCENT% and recode:CODEC@PERCENT% (CODEC is {', '.join(ABLE[:-1])} or {ABLE[-1]}), with rising"
+    " thresholds, separated by commas, as in 'recode:int8@80%, pause@95%'"
+)
 _STEP = re.compile(r"(?P<name>[a-z]+)(?::(?P<codec>[a-z0-9]+))?(?:@(?P<percent>\d+(?:\.\d+)?)%)?")
 
 
@@ -122,28 +127,33 @@ class Ladder:
 
 def ladder(text: str) -> Ladder:
     """Read `pause@95%`, or several steps with rising thresholds, separated by commas; without a threshold a step is due
-    when the pool is full. ConfigError says what is wrong and lists the steps."""
+    when the pool is full. ConfigError says which step is wrong, why, and what would be right."""
     steps: list[Step] = []
     for part in text.split(","):
         word = part.strip()
         found = _STEP.fullmatch(word)
         if found is None:
-            raise ConfigError("pressure", f"unknown pressure policy {word!r}; a step is NAME@PERCENT%, known: {KNOWN}")
+            raise _wrong(word, "is not of the form NAME@PERCENT%")
         share = float(found["percent"] or 100.0) / 100.0
         if not 0.0 < share <= 1.0:
-            raise ConfigError("pressure", f"pressure step {word!r}: the threshold must be above 0% and at most 100%")
+            raise _wrong(word, "the threshold must be above 0% and at most 100%")
         if steps and share <= steps[-1].share:
-            raise ConfigError("pressure", f"pressure step {word!r}: thresholds must rise from step to step")
+            raise _wrong(word, "thresholds must rise from step to step")
         steps.append(Step(share, _policy(word, found["name"], found["codec"])))
     return Ladder(text.strip(), steps)
 
 
 def _policy(word: str, name: str, codec: str | None) -> PressurePolicy:
     if name == "recode":
-        able = [known.name for known in CODECS.values() if not known.head_reusable]
-        if codec not in able:
-            raise ConfigError("pressure", f"pressure step {word!r} needs a codec to recode to: {', '.join(able)}")
+        if codec not in ABLE:
+            raise _wrong(word, f"{codec!r} is no codec to recode to" if codec else "it does not say to which codec")
         return RecodeOne(codec)
-    if name not in STEPS or codec is not None:
-        raise ConfigError("pressure", f"unknown pressure policy {word!r}; known: {KNOWN}")
+    if name not in STEPS:
+        raise _wrong(word, f"there is no step {name!r}")
+    if codec is not None:
+        raise _wrong(word, f"{name!r} takes no codec")
     return STEPS[name]()
+
+
+def _wrong(word: str, why: str) -> ConfigError:
+    return ConfigError("pressure", f"--pressure: step {word!r}: {why}; {FORMS}")

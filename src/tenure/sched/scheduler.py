@@ -354,10 +354,11 @@ class Scheduler:
         lost = self.cache.lost(job.request.scope, seq.tokens, seq.computed)
         held = self.room.match(seq).tokens if seq.fresh else 0
         job.cached = seq.computed
-        job.recomputed += lost.tokens + min(held, job.prompt_len - 1)
+        again = lost.tokens + min(held, job.prompt_len - 1)
+        job.recomputed += again
         why = self._history.explain(job.request, seq.computed, lost, now)
         job.miss = Miss("prompt_logprobs", 0) if held else why
-        self._facts.emit(told.started(job, lost.tokens, now))
+        self._facts.emit(told.started(job, again, now))
 
     # --- going on and giving way -------------------------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ POLL_S = 0.05
 BATCH = 256
 """Facts written at once: it bounds what a reader costs before others get their turn."""
 MAX_READERS = 64
-KINDS = frozenset(name for name, kind in vars(events).items() if isinstance(kind, type) and issubclass(kind, Fact))
+KINDS = frozenset(kind.__name__ for kind in vars(events).values() if isinstance(kind, type) and Fact in kind.__bases__)
+"""Names of facts; not their base."""
 
 
 def plain(value: Any) -> Any:
@@ -105,7 +106,10 @@ class Feed:
         unknown = sorted(names - KINDS)
         if unknown or not names:
             shown = f"unknown {unknown[0]!r:.64}" if unknown else "empty"
-            raise InvalidRequest(f"types: {shown}; known: {', '.join(sorted(KINDS))}", param="types")
+            raise InvalidRequest(
+                f"types: {shown}; give one or more names, separated by commas; known: {', '.join(sorted(KINDS))}",
+                param="types",
+            )
         return names
 
 
