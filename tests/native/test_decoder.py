@@ -257,6 +257,34 @@ class TestArguments:
             with pytest.raises(ValueError, match=r"^tables: "):
                 tiny.native.step(**arguments | {"tables": tables})
 
+    def test_a_table_holds_what_a_window_sees(self) -> None:
+        """The row at position 100 sees 40 tokens: from token 61 on, which lies in block 1."""
+        tiny = make_decoder(windows=[40, 0])
+        slots = tiny.slots()
+        sequence = slots.take(101)
+        tiny.step(slots, [(sequence, TOKENS[:100])])
+        full, windowed = (plain_table([sequence.table + part], "bf16") for part in tiny.geometry.part_offsets("bf16"))
+        logits = np.zeros((1, tiny.vocab), np.float32)
+
+        def step(first: int, windowed: _native.Table) -> None:
+            starts, _, *columns = windowed
+            cut = (starts - np.array([0, first], np.int32), np.array([first], np.int32), *(c[first:] for c in columns))
+            tiny.native.step(
+                slots.arena, TOKENS[100:101].astype(np.int32), np.array([0, 1], np.int32), np.array([100], np.int32),
+                [full, cut], np.zeros(1, np.int32), logits,
+            )  # fmt: skip
+
+        before = slots.arena.copy()
+        with pytest.raises(ValueError, match=r"^tables\.first_block: block 2 is after token 61, .* sequence 0"):
+            step(2, windowed)
+        with pytest.raises(ValueError, match=r"^tables: "):
+            tiny.native.step(**self.arguments(tiny))
+        with pytest.raises(ValueError, match=r"^tables\.offsets: two blocks that are written overlap"):
+            step(1, full)
+        assert np.array_equal(slots.arena, before)
+        step(1, windowed)
+        assert np.array_equal(logits, tiny.step(slots, [(sequence, TOKENS[100:101])])[0])
+
     def test_missing_weights_are_named(self, tiny: Tiny) -> None:
         native = _native.Decoder(
             layers=1, hidden=64, heads=2, kv_heads=1, head_dim=32, ffn=64, vocab=10, inv_freq=np.ones(16, np.float32)
