@@ -7,13 +7,14 @@ import time
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tenure import _native
 from tenure.device.arena import Arena, machine_bytes
 from tenure.device.ops import DeviceStore
 from tenure.errors import BudgetError
-from tenure.spec import ArenaLayout
-from tenure.types import BlockId, CopyOp
+from tenure.spec import ArenaLayout, KvGeometry, LayerGroup
+from tenure.types import BlockId, CopyOp, RecodeOp
 
 MIB = 1 << 20
 
@@ -85,6 +86,37 @@ def test_copies_run_in_order() -> None:
         store.execute([CopyOp(BlockId(1), BlockId(2)), CopyOp(BlockId(2), BlockId(9)), CopyOp(BlockId(5), BlockId(5))])
         assert [int(arena.bytes[i * 1000 + 999]) for i in range(10)] == [0, 1, 1, 3, 4, 5, 6, 7, 8, 1]
         store.execute([])
+
+
+def test_blocks_of_every_group_are_copied_and_those_of_the_first_recoded() -> None:
+    geometry = KvGeometry(4, 1, 32, groups=(LayerGroup(1), LayerGroup(3, 64)))
+    layout = geometry.layout(1 << 20, "bf16", ("int8",))
+    assert layout.kinds == ("bf16", "int8", "bf16")
+
+    def of(kind: int, place: int) -> BlockId:
+        """A block in a slab of its own."""
+        return BlockId(layout.first[kind] + place * layout.slots[kind])
+
+    with Arena(1 << 20) as arena:
+        store = DeviceStore(arena, layout, geometry)
+        arena.bytes[:] = np.random.default_rng(0).integers(0, 64, 1 << 20)  # small numbers as bf16
+
+        def held(block: BlockId) -> NDArray[np.uint8]:
+            at = layout.offset(block)
+            return arena.bytes[at : at + layout.block_bytes[layout.kind(block)]].copy()
+
+        wanted, before = held(of(2, 0)), arena.bytes.copy()
+        alone = np.concatenate([held(of(0, 1)), np.zeros(geometry.parts()[0].block_bytes("int8"), np.uint8)])
+        _native.recode(
+            alone, np.zeros(1, np.int64), "bf16", np.full(1, layout.block_bytes[0], np.int64), "int8", 1, 1, 32
+        )
+        store.execute([CopyOp(of(2, 0), of(2, 3)), RecodeOp(of(0, 1), of(1, 2))])
+        assert np.array_equal(held(of(2, 3)), wanted)
+        assert np.array_equal(held(of(1, 2)), alone[layout.block_bytes[0] :])
+        for block in (of(2, 3), of(1, 2)):
+            at = layout.offset(block)
+            before[at : at + layout.block_bytes[layout.kind(block)]] = held(block)
+        assert np.array_equal(arena.bytes, before)
 
 
 @pytest.mark.parametrize("bad", [-1, 10])
