@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import typer
@@ -17,6 +18,7 @@ from tenure.cli.options import guarded
 from tenure.config import SETTINGS, resolve
 from tenure.errors import ConfigError, ModelNotFound
 from tenure.server.serves import ModelCard
+from tenure.spec import ArenaLayout, KvGeometry, LayerGroup
 from tenure.tenants import Tenants
 from tenure.types import PoolCounts, Snapshot
 
@@ -30,6 +32,16 @@ def snapshot(blocks: int) -> Snapshot:
         max_num_seqs=4, conversations_that_fit=0, predicted_start_s=0.0, steps=0, leaked_blocks=0, eviction="lru",
         pressure="pause", overflow="refuse",
     )  # fmt: skip
+
+
+class Served:
+    """An engine of `blocks` blocks, as the banner sees it."""
+
+    def __init__(self, blocks: int, card: ModelCard = CARD) -> None:
+        self.card, self.layout, self._stats = card, ArenaLayout.flat(blocks, "bf16"), snapshot(blocks)
+
+    def stats(self) -> Snapshot:
+        return self._stats
 
 
 @contextlib.contextmanager
@@ -85,7 +97,7 @@ def test_a_wrong_flag_names_a_near_one() -> None:
 
 def test_the_banner_tells_what_fits() -> None:
     settings = resolve({"api_key": "s3cret"}, {}).settings
-    words = "\n".join(serve.banner(settings, CARD, snapshot(600), 8000, "the default"))
+    words = "\n".join(serve.banner(settings, Served(600), 8000, "the default"))
     assert "2 conversations of 8192 tokens, or 9 conversations of 2048 tokens" in words
     assert "http://127.0.0.1:8000/v1/chat/completions" in words
     assert "Authorization: Bearer YOUR_KEY" in words
@@ -93,9 +105,24 @@ def test_the_banner_tells_what_fits() -> None:
 
 
 def test_the_banner_admits_a_pool_smaller_than_the_context() -> None:
-    words = "\n".join(serve.banner(resolve({}, {}).settings, CARD, snapshot(10), 1, "note"))
+    words = "\n".join(serve.banner(resolve({}, {}).settings, Served(10), 1, "note"))
     assert "the pool holds 320" in words
     assert "0 conversations of 8192 tokens" in words
+    assert "windows" not in words
+
+
+def test_the_banner_tells_how_windows_are_reused() -> None:
+    """Gemma 3: as many conversations fit as there are places for what its windows see."""
+    groups = (LayerGroup(4), LayerGroup(22, 512))
+    served = Served(600, replace(CARD, groups=groups))
+    served.layout = KvGeometry(26, 1, 256, groups=groups).layout(600 * 26 * 32 * 1024, "bf16")
+    words = "\n".join(serve.banner(resolve({}, {}).settings, served, 1, "note"))
+    assert "22 of 26 layers see 512 tokens, and keep only those: a prefix is reused where its last 512 tokens" in words
+    assert f"{served.layout.conversations(8192)} conversations of 8192 tokens" in words
+    assert served.layout.conversations(8192) > 10
+    two = serve.windows((LayerGroup(2, 4096), LayerGroup(3, 64)))
+    assert two.startswith("2 of 5 layers see 4096 tokens, 3 of 5 layers see 64 tokens, and keep only those")
+    assert "its last 4096 tokens" in two
 
 
 @pytest.mark.parametrize(
@@ -103,7 +130,7 @@ def test_the_banner_admits_a_pool_smaller_than_the_context() -> None:
 )
 def test_the_curl_can_be_pasted_whatever_the_host(host: str, url: str) -> None:
     settings = resolve({"host": host, "insecure": True}, {}).settings
-    assert f"curl {url}/v1" in "\n".join(serve.banner(settings, CARD, snapshot(1), 5, ""))
+    assert f"curl {url}/v1" in "\n".join(serve.banner(settings, Served(1), 5, ""))
 
 
 def test_no_model_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:

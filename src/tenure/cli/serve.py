@@ -8,9 +8,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tenure.cli.options import takes
 from tenure.config import SETTINGS, Resolved, Settings, is_loopback
@@ -18,6 +18,7 @@ from tenure.config import SETTINGS, Resolved, Settings, is_loopback
 if TYPE_CHECKING:
     from tenure.engine import Engine
     from tenure.server.serves import ModelCard
+    from tenure.spec import ArenaLayout, LayerGroup
     from tenure.types import Snapshot
 
 CONVERSATIONS = (8192, 2048, 512)
@@ -42,7 +43,7 @@ def serve(resolved: Resolved) -> int:
             composed = stack.enter_context(compose(settings))
             await_memory(composed.engine)
         stack.enter_context(recording(resolved, composed.engine))
-        lines = banner(settings, composed.engine.card, composed.engine.stats(), port, composed.budget.note)
+        lines = banner(settings, composed.engine, port, composed.budget.note)
         lines.insert(lines.index("  Try it:") - 1, f"  quality   KV {composed.engine.card.codec}: {composed.quality}")
         print("\n".join(lines), flush=True)
         logging.getLogger("tenure").info("ready in %.2f s", time.monotonic() - began)
@@ -94,10 +95,23 @@ def configure_logging(settings: Settings) -> None:
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
-def banner(settings: Settings, card: ModelCard, stats: Snapshot, port: int, budget_note: str) -> list[str]:
+class Served(Protocol):
+    """What the banner tells of an engine."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def layout(self) -> ArenaLayout: ...
+
+    def stats(self) -> Snapshot: ...
+
+
+def banner(settings: Settings, engine: Served, port: int, budget_note: str) -> list[str]:
     """What the operator should know before the first request."""
     from tenure.cli.machine import human
 
+    card, stats = engine.card, engine.stats()
     host = settings.host if is_loopback(settings.host) or settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     key_line = [f"  -H 'Authorization: Bearer {_key_shown(settings)}' \\"] if settings.api_key else []
@@ -111,8 +125,9 @@ def banner(settings: Settings, card: ModelCard, stats: Snapshot, port: int, budg
         f"  budget    {human(stats.budget_bytes)} ({budget_note})",
         f"  KV cache  {human(stats.arena_bytes)}, codec {card.codec}, {stats.pool.total} blocks of "
         f"{stats.block_tokens} tokens ({human(stats.block_bytes)} each)",
-        f"  fits      {fits(stats, card.context_limit)}",
+        f"  fits      {fits(engine.layout, stats.block_tokens, card.context_limit)}",
         f"  context   {card.context_limit} tokens{_pool_note(stats, card.context_limit)}",
+        *([f"  windows   {windows(card.groups)}"] if any(group.window for group in card.groups) else []),
         f"  policy    eviction {stats.eviction}, pressure {stats.pressure}, overflow {stats.overflow}",
         "",
         "  Try it:",
@@ -124,16 +139,25 @@ def banner(settings: Settings, card: ModelCard, stats: Snapshot, port: int, budg
     ]
 
 
-def fits(stats: Snapshot, context_limit: int) -> str:
+def fits(layout: ArenaLayout, block_tokens: int, context_limit: int) -> str:
     """How many conversations of a few lengths the pool holds at the same time, in words."""
     lengths = [length for length in CONVERSATIONS if length < context_limit]
     if context_limit <= CONVERSATIONS[0]:
         lengths.insert(0, context_limit)
     parts = []
     for length in lengths:
-        count = stats.pool.total // -(-length // stats.block_tokens)
+        count = layout.conversations(length, block_tokens)
         parts.append(f"{count} conversation{'' if count == 1 else 's'} of {length} tokens")
     return ", or ".join(parts)
+
+
+def windows(groups: Sequence[LayerGroup]) -> str:
+    """What layers with a window keep, and so what of a prefix is reused, in words."""
+    total = sum(group.layers for group in groups)
+    seen = [(group.layers, group.window) for group in groups if group.window is not None]
+    words = ", ".join(f"{layers} of {total} layers see {window} tokens" for layers, window in seen)
+    widest = max(window for _, window in seen)
+    return f"{words}, and keep only those: a prefix is reused where its last {widest} tokens are still held"
 
 
 def _pool_note(stats: Snapshot, context_limit: int) -> str:

@@ -130,6 +130,7 @@ class Engine(PythonApi):
             fingerprint=model.fingerprint,
             has_template=model.template.source is not None,
             calls=self._chats.style is not None,
+            groups=model.shape.groups,
         )
         self._loop.start()
 
@@ -200,6 +201,11 @@ class Engine(PythonApi):
         return tokens
 
     # --- Serves ------------------------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> spec.ArenaLayout:
+        """How its arena is cut into blocks."""
+        return self._budget.layout
 
     @property
     def card(self) -> ModelCard:

@@ -125,6 +125,7 @@ class Ops:
             "codec": stats.codec,
             "block_tokens": stats.block_tokens,
             "block_bytes": stats.block_bytes,
+            "layers": [{"layers": group.layers, "window": group.window} for group in card.groups],
             "context_limit": stats.context_limit,
             "conversations_that_fit": stats.conversations_that_fit,
             "budget": {

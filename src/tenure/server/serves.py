@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from tenure.events import FactLog
+from tenure.spec import LayerGroup
 from tenure.types import Done, Forgotten, Guide, Part, Piece, Pin, Request, Scope, Snapshot, Span, Token
 from tenure.views import ConversationView, Forecast
 
@@ -27,6 +28,8 @@ class ModelCard:
     has_template: bool
     calls: bool = False
     """Whether the template was written for tools."""
+    groups: tuple[LayerGroup, ...] = ()
+    """Its layers by what they see; those with a window keep that, and no more of a conversation."""
 
 
 class Reader(Protocol):
