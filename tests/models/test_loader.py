@@ -426,7 +426,7 @@ def test_truncated_gguf_files(tmp_path: Path) -> None:
         ({"llama.embedding_length": 128}, BrokenFile, r"embedding has shape \[320, 64\], the config says \[320, 128\]"),
         ({"llama.block_count": 3}, BrokenFile, r"layers\.2\.attn_norm \[64\] is missing"),
         ({"llama.block_count": 1}, UnsupportedModel, r"9 tensors are not part .* of 1 layers, e\.g\. blk\.1"),
-        ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "yarn"),
+        ({"llama.rope.scaling.type": "ntk"}, UnsupportedModel, "ntk"),
         ({"tokenizer.ggml.model": "bert"}, UnsupportedModel, "bert"),
     ],
 )

@@ -61,6 +61,9 @@ class SafetensorsFile:
         entries = parse_json(path, self.header)
         entries.pop("__metadata__", None)
         self.tensors = {name: self._info(name, entry, 8 + length, size) for name, entry in entries.items()}
+        end = max((info.offset + info.nbytes for info in self.tensors.values()), default=8 + length)
+        if end != size:  # a header that says another length than it has would shift every tensor
+            raise BrokenFile(f"{path}: broken safetensors: its tensors end at byte {end}, the file at {size}")
 
     def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """The stored bytes of a tensor as a view of the file, u8[rows, bytes per row]."""
