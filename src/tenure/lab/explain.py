@@ -14,7 +14,7 @@ from tenure.lab.speed import Point, Reuse, text_of
 from tenure.models.loader import Model
 from tenure.planner.anatomy import Anatomy
 from tenure.planner.memory import Room
-from tenure.spec import KvGeometry, staging_codec
+from tenure.spec import MIN_BLOCKS, KvGeometry, staging_codec
 
 LENGTH = 2048
 """Tokens of the conversations that are counted."""
@@ -63,7 +63,9 @@ def at_the_limit(model: Model, codec: str, pressure: str) -> Limit:
 def small_pool(model: Model, codec: str) -> int:
     """Bytes of the small pool."""
     geometry = KvGeometry.of(model.shape)
-    return SMALL_BLOCKS * geometry.block_bytes(geometry.staging_codec(codec))
+    # What windows see has its places beside it, however large they are.
+    more = (SMALL_BLOCKS - MIN_BLOCKS) * geometry.parts()[0].block_bytes(geometry.staging_codec(codec))
+    return geometry.least_arena(codec) + more
 
 
 def repeated_work(points: Sequence[Point]) -> Section:
