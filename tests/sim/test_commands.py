@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,8 +11,16 @@ import pytest
 from tests.sim.worlds import conversations
 from typer.testing import CliRunner, Result
 
+from tenure import models
+from tenure.cli.calibration import keep
+from tenure.cli.costs import of_machine
+from tenure.cli.machine import probe
 from tenure.cli.main import app
-from tenure.sim.trace import read, write
+from tenure.engine.settings import EngineSettings, plan_memory
+from tenure.models.anatomy import anatomy
+from tenure.planner import speed
+from tenure.sim.trace import TraceRequest, read, write
+from tenure.spec import KvGeometry
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +79,12 @@ def test_the_whole_core_and_its_table(trace: Path, tmp_path: Path) -> None:
         (("--cache-share", "x"), "at most 1"),
         (("--memory", "1GiB", "--cache-share", "0.1"), "exclude each other"),
         (("--memory", "lots"), "amount of memory"),
-        (("--memory", "1KiB"), "at least one block"),
+        (("--memory", "80MiB"), "beside 96,"),
+        (("--kv-cache-memory-bytes", "1KiB"), "2 blocks of"),
+        (("--memory", "1GiB", "--kv-cache-memory-bytes", "1GiB"), "exclude each other"),
+        (("--memory", "1GiB", "--model", "/none"), "/none: no such file"),
+        (("--kv-cache-dtype", "int3"), "int3"),
+        (("--weights", "int3"), "known are auto"),
         (("--eviction", ","), "empty"),
         (("--calibration", "/none"), "No such file"),
     ],
@@ -132,3 +146,87 @@ def test_doctor_tells_when_nobody_planned_the_memory(words: tuple[str, ...]) -> 
     findings = json.loads(tenure("doctor", "--json", *words).stdout)["findings"]
     (memory,) = [finding for finding in findings if finding["check"] == "memory"]
     assert ("nobody planned it" in memory["detail"]) == (not words)
+
+
+MEASURED = speed.Calibration(f"{probe().cpu}, 2 threads", "small", "auto", 1e11, 2e11, 1e10, 2e10)
+
+
+def test_a_step_costs_what_was_calibrated(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = ("replay", trace, "--cache-share", "0.5", "--eviction", "lru", "--limit", 20, "--jobs", 1)
+    (guess,) = json.loads(tenure(*words, "--json").stdout)
+    assert "the default" in guess["cost_model"]["source"]
+    assert "tenure doctor --calibrate" in tenure(*words).stdout
+    kept = keep(MEASURED)
+    (row,) = json.loads(tenure(*words, "--json").stdout)
+    assert "calibrated 20" in row["cost_model"]["source"]
+    assert str(kept) in row["cost_model"]["source"]
+    model = anatomy(str(models.find_default()))
+    assert row["cost_model"]["prefill_ms"] == pytest.approx(2e3 * model.active / 1e11)
+    assert row["ttft_s"] != guess["ttft_s"]
+    (same,) = json.loads(tenure(*words, "--json", "--calibration", kept).stdout)
+    assert same["ttft_s"] == row["ttft_s"]
+    keep(dataclasses.replace(MEASURED, machine="Another 9000"))
+    result = tenure(*words)
+    assert "is of Another 9000" in result.stderr
+    assert "the default" in result.stdout
+    own = tmp_path / "costs.json"
+    own.write_text('{"prefill_ms": 7.5}')
+    (row,) = json.loads(tenure(*words, "--json", "--calibration", own).stdout)
+    assert (row["cost_model"]["prefill_ms"], row["cost_model"]["source"]) == (7.5, str(own))
+
+
+def test_steps_and_prompts_take_as_long_as_the_plan_predicts() -> None:
+    model = anatomy(str(models.find_default()))
+    made = of_machine(MEASURED, model, "auto", "bf16")
+    costs = made.costs()
+    assert made.prefill_ms * costs.weight(0, 2048) == pytest.approx(
+        1e3 * speed.prefill_s(model, MEASURED, 0, 2048), rel=0.01
+    )
+    read = 1e3 * model.read_bytes() / 1e10
+    assert costs.predict(1.0, 0.0) == pytest.approx(max(read, made.decode_ms), rel=0.01)
+    per_kv = 1e3 * made.kv_bytes_per_token / 2e10
+    assert made.decode_ms / made.doubling >= per_kv * 0.999
+
+
+@pytest.mark.parametrize("codec", ["auto", "int8"])
+@pytest.mark.parametrize("flag", ["--memory", "--kv-cache-memory-bytes"])
+def test_a_budget_holds_what_serve_makes_of_it(flag: str, codec: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        "".join(write(TraceRequest(float(n), 320, 4, tuple(range(10 * n, 10 * n + 10)), 32)) + "\n" for n in range(9))
+    )
+    loaded = models.load(str(models.find_default()))
+    name = "bf16" if codec == "auto" else codec
+    asked = {"memory_bytes" if flag == "--memory" else "kv_cache_bytes": 256 << 20}
+    served = plan_memory(EngineSettings(kv_codec=name, **asked), loaded.shape, loaded.weight_bytes)
+    words = ("replay", path, flag, "256MiB", "--kv-cache-dtype", codec, "--eviction", "lru", "--jobs", 1)
+    (row,) = json.loads(tenure(*words, "--json").stdout)
+    assert row["blocks"] == served.blocks
+    block = KvGeometry.of(loaded.shape).block_bytes
+    # Of nine prompts ten blocks each, and their answers' open ones, which are staged in bf16.
+    assert row["peak_bytes"] == (
+        {"bf16": 99 * block("bf16")} if name == "bf16" else {name: 90 * block(name), "bf16": 9 * block("bf16")}
+    )
+    beside = "beside 92 MiB of weights" if flag == "--memory" else "as given"
+    assert f"{beside}, {served.blocks} blocks" in tenure(*words).stdout
+
+
+def test_ladders_have_semicolons_between(trace: Path) -> None:
+    words = (
+        "replay",
+        trace,
+        "--limit",
+        30,
+        "--jobs",
+        1,
+        "--eviction",
+        "lru",
+        "--kv-cache-memory-bytes",
+        "200MiB",
+        "--json",
+    )
+    rows = json.loads(tenure(*words, "--pressure", "recode:int4@50%,pause@90%; pause@80%").stdout)
+    assert [row["pressure"] for row in rows] == ["recode:int4@50%,pause@90%", "pause@80%"]
+    assert set(rows[1]["peak_bytes"]) == {"bf16"}
+    assert "int4" in rows[0]["peak_bytes"]

@@ -87,9 +87,16 @@ def test_percentiles() -> None:
 
 def test_calibration_is_read_and_checked(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
-    file.write_text(json.dumps({"base_ms": 1.5, "kv_bytes_per_token": 9}))
-    assert Calibration.load(file) == Calibration(base_ms=1.5, kv_bytes_per_token=9)
-    broken = {"{": "not valid JSON", "[]": "object", '{"speed": 1}': "object", '{"base_ms": 0}': "base_ms"}
+    file.write_text(json.dumps({"base_ms": 1.5, "doubling": 900}))
+    assert Calibration.load(file) == Calibration(base_ms=1.5, doubling=900)
+    broken = {
+        '{"base_ms": Infinity}': "base_ms",
+        '{"kv_bytes_per_token": 9}': "object",
+        "{": "not valid JSON",
+        "[]": "object",
+        '{"speed": 1}': "object",
+        '{"base_ms": 0}': "base_ms",
+    }
     for text, words in broken.items():
         file.write_text(text)
         with pytest.raises(ConfigError, match=words):

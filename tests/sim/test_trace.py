@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -133,8 +134,32 @@ def test_packed_files(tmp_path: Path) -> None:
 def test_zstd(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     packed = tmp_path / "t.jsonl.zst"
-    packed.write_bytes(zstandard.compress(MOONCAKE.encode()))
-    assert [request.blocks for request in read(lines(packed))] == [(5, 6, 7)]
+    many = [MOONCAKE.replace("2500", str(at)) + "\n" for at in range(5000)]
+    # More than one frame in a file, as parallel packers write them.
+    packed.write_bytes(
+        b"".join(zstandard.compress("".join(many[at : at + 1000]).encode()) for at in range(0, 5000, 1000))
+    )
+    found = list(read(lines(packed)))
+    assert [request.at for request in found] == [pytest.approx(1e-3 * at) for at in range(5000)]
+    assert found[-1].blocks == (5, 6, 7)
+
+
+@pytest.mark.parametrize("spoil", [lambda raw: raw[:-9], lambda raw: raw[:20] + b"\xff" * 9 + raw[29:]])
+def test_broken_zstd_is_no_end(spoil: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packed = tmp_path / "t.jsonl.zst"
+    packed.write_bytes(spoil(zstandard.compress("".join(f"{MOONCAKE}{at}\n" for at in range(99)).encode())))
+    with pytest.raises(ConfigError, match="truncated or broken"):
+        list(lines(packed))
+
+
+def test_without_a_library_zstd_is_told_how_to_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("compression.zstd", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    packed = tmp_path / "t.jsonl.zst"
+    packed.write_bytes(b"\x28\xb5\x2f\xfd")
+    with pytest.raises(ConfigError, match=r"pip install 'tenure\[zstd\]'"):
+        list(lines(packed))
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""This machine's calibration: measured by `tenure doctor --calibrate`, read by `tenure plan`."""
+"""This machine's calibration: measured by `tenure doctor --calibrate`, read by `tenure plan`, `replay` and `lint`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def stored() -> Calibration | None:
     except (OSError, ValueError, ConfigError) as error:
         complain(f"{file()}: not a calibration: {error}; run `tenure doctor --calibrate` again")
         return None
+
+
+def here() -> Calibration | None:
+    """`stored`, if it is of this machine; another's is told and left aside."""
+    from tenure.cli.machine import probe
+
+    found = stored()
+    if found is not None and not found.machine.startswith(probe().cpu):
+        complain(f"the calibration is of {found.machine}; `tenure doctor --calibrate` measures this machine")
+        return None
+    return found
 
 
 def keep(calibration: Calibration) -> Path:

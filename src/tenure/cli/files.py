@@ -8,13 +8,13 @@ import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tenure.errors import ConfigError
 
-NO_ZSTD = (
-    "{path}: reading zstd needs Python 3.14 or the zstandard package: pip install zstandard, or decompress it first"
-)
+NO_ZSTD = "{path}: reading zstd needs Python 3.14 or zstandard: pip install 'tenure[zstd]', or decompress it first"
+CHUNK = 1 << 16
+"""Packed bytes read at a time."""
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -47,6 +47,44 @@ def _zstd(path: Path, raw: BinaryIO) -> BinaryIO:
             module = importlib.import_module(name)
         except ImportError:
             continue
-        opened: BinaryIO = module.ZstdFile(raw) if hasattr(module, "ZstdFile") else module.open(raw, "rb")
-        return opened
+        return io.BufferedReader(_Frames(raw, module), CHUNK)  # type: ignore[return-value]
     raise ConfigError("trace", NO_ZSTD.format(path=path))
+
+
+class _Frames(io.RawIOBase):
+    """What zstd frames hold, one after the other: some tools write many into a file. Raises EOFError when the last one
+    is cut off, which the library's own reader takes for the end."""
+
+    def __init__(self, raw: BinaryIO, module: Any) -> None:
+        self._raw = raw
+        self._module = module
+        self._frame: Any = None
+        self._packed = self._plain = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        while not self._plain:
+            self._packed = self._packed or self._raw.read(CHUNK)
+            if not self._packed:
+                if self._frame is not None:
+                    raise EOFError("a zstd frame has no end")
+                return 0
+            self._unpack()
+        part = self._plain[: len(into)]
+        into[: len(part)] = part
+        self._plain = self._plain[len(part) :]
+        return len(part)
+
+    def _unpack(self) -> None:
+        if self._frame is None:
+            made = self._module.ZstdDecompressor()
+            self._frame = made.decompressobj() if hasattr(made, "decompressobj") else made
+        packed, self._packed = self._packed, b""
+        try:
+            self._plain = self._frame.decompress(packed)
+        except self._module.ZstdError as error:
+            raise EOFError(error) from None
+        if self._frame.eof:
+            self._packed, self._frame = self._frame.unused_data, None

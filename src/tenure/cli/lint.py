@@ -18,7 +18,10 @@ FOUND = 1
 
 Log = Annotated[Path, typer.Argument(help="A trace or an OpenAI-style log, as `tenure replay` takes them.")]
 ModelName = Annotated[str | None, typer.Option("--model", help="Whose tokenizer reads a log with text.")]
-Cost = Annotated[float | None, typer.Option("--ms-per-token", min=0.0, help="What computing a prompt token costs.")]
+Cost = Annotated[
+    float | None,
+    typer.Option("--ms-per-token", min=0.0, help="What computing a prompt token costs. Default: as calibrated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the findings as JSON, and nothing else.")]
 
 
@@ -28,15 +31,16 @@ def lint(log: Log, model: ModelName = None, ms_per_token: Cost = None, as_json: 
 
 
 def _lint(log: Path, model: str | None, ms_per_token: float | None, as_json: bool) -> int:
+    from tenure.cli import costs
     from tenure.cli.files import lines
     from tenure.cli.jobs import tokeniser
     from tenure.lint import Lint
     from tenure.sim import trace
-    from tenure.sim.replay import Calibration
 
     source = lines(log)
     first = next(source, "")
-    cost = Calibration().prefill_ms if ms_per_token is None else ms_per_token
+    known = costs.known(costs.anatomy_of(model), "auto", "bf16")
+    cost = known.costs.prefill_ms if ms_per_token is None else ms_per_token
     reader = Lint(trace.header([first]), cost)
     for request in trace.read(chain([first], source), tokeniser(model)):
         reader.read(request)

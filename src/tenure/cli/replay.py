@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tenure.cli.options import complain, options_of
-from tenure.config import size
 from tenure.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tenure.cli.costs import Budgeting, Room
     from tenure.cli.jobs import Census, Source
-    from tenure.sim.replay import Calibration, Setup
 
 SHARES = "0.01,0.05,0.10,0.25"
 _TRACE = "A trace: Tenure's own, Mooncake's, Azure's CSV or OpenAI-style logs; plain, gzip or zstd."
@@ -37,13 +36,27 @@ class Options:
     cache_share: Annotated[
         str | None, _option("--cache-share", f"Sizes, as shares of the trace's unique blocks. Default: {SHARES}.")
     ] = None
-    memory: Annotated[str | None, _option("--memory", "Sizes in bytes instead: 512MiB,2GiB.")] = None
+    memory: Annotated[
+        str | None,
+        _option("--memory", "Budgets instead, for weights and cache as `tenure serve` takes them: 1GiB,80%."),
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        str | None, _option("--kv-cache-memory-bytes", "Budgets for the cache alone: 512MiB,2GiB.")
+    ] = None
     eviction: Annotated[str, _option("--eviction", "lru, gittins; with --instant also optimum.")] = "lru,gittins"
-    pressure: Annotated[str, _option("--pressure", "What is done when running sequences outgrow the pool.")] = "pause"
+    pressure: Annotated[
+        str, _option("--pressure", "What is done when running sequences outgrow the pool; ladders with ; between.")
+    ] = "pause"
     speed: Annotated[float, _option("--speed", "Requests come so many times as fast.", 1e-6)] = 1.0
-    calibration: Annotated[Path | None, _option("--calibration", "A JSON file that says what a step costs.")] = None
+    calibration: Annotated[
+        Path | None, _option("--calibration", "What a step costs. Default: as `tenure doctor --calibrate` measured it.")
+    ] = None
     limit: Annotated[int | None, _option("--limit", "Only the first so many requests.", 1)] = None
-    model: Annotated[str | None, _option("--model", "Whose tokenizer reads a log with text.")] = None
+    model: Annotated[
+        str | None, _option("--model", "Whose tokenizer reads texts, whose bytes and steps count. Default: embedded.")
+    ] = None
+    weights: Annotated[str, _option("--weights", "How the model keeps its weights.")] = "auto"
+    kv_cache_dtype: Annotated[str, _option("--kv-cache-dtype", "How K and V are stored.")] = "auto"
     jobs: Annotated[int | None, _option("--jobs", "Processes at the same time. Default: one for each core.", 1)] = None
     plot: Annotated[Path | None, _option("--plot", "Write hit rate against size of the cache to this SVG file.")] = None
     as_json: Annotated[bool, _option("--json", "Print the figures as JSON, and nothing else.")] = False
@@ -52,30 +65,39 @@ class Options:
 @options_of(Options)
 def replay(options: Options) -> int:
     """Replay a trace against the real cache, scheduler and policies, without a model."""
-    from tenure.cli import jobs
-    from tenure.sim.replay import Calibration
+    from tenure import spec
+    from tenure.cli import costs, jobs
+    from tenure.sim.replay import Setup
 
     policies = _policies(options)
     source = jobs.Source(options.trace, options.limit, options.model)
     found = jobs.census(source)
     if found.late and not options.as_json:
         complain(f"{found.late} requests are earlier than the one before them; they are taken to come with it")
-    costs = Calibration.load(options.calibration) if options.calibration else Calibration()
-    sizes = _sizes(options, found, costs)
-    todo = [
-        jobs.Job(source, policy, share, _setup(options, policy, pressure, blocks, found), costs, options.instant)
-        for policy in policies
-        for pressure in _words(options.pressure, "pressure")
-        for share, blocks in sizes
-    ]
+    codec = spec.codec("bf16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype).name
+    budgets = options.memory or options.kv_cache_memory_bytes
+    model = None if options.instant and not budgets else costs.anatomy_of(options.model)
+    weights = costs.weights_format(options.weights)
+    known = costs.known(model, weights, codec, options.calibration)
+    todo: list[jobs.Job] = []
+    notes: dict[str, None] = {}
+    for pressure in _words(options.pressure, "pressure", ";"):
+        budgeting = costs.Budgeting(model, weights, codec, pressure, found.block_tokens)
+        sizes = _sizes(options, found, budgeting)
+        notes |= dict.fromkeys(size.note for size in sizes if size.note)
+        for policy in policies:
+            for size in sizes:
+                setup = Setup(size.blocks, found.block_tokens, policy, pressure, options.speed, layout=size.layout)
+                share = size.blocks / max(1, found.unique_blocks) if size.share is None else size.share
+                todo.append(jobs.Job(source, policy, share, setup, known.costs, options.instant))
     with _progress(len(todo) * found.requests) as told:
         rows = jobs.work_all(todo, options.jobs or jobs.usable_cores(), told)
     if options.plot:
         _write_plot(options.plot, rows, source, found)
     if options.as_json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps(rows if options.instant else [{**row, "cost_model": known.told()} for row in rows], indent=1))
     else:
-        _show(rows, found, options)
+        _show(rows, found, options, ([] if options.instant else [f"cost model: {known}"]) + list(notes))
     return 0
 
 
@@ -93,52 +115,42 @@ def _policies(options: Options) -> list[str]:
                 registry.eviction(name)
             except ConfigError as error:
                 raise ConfigError("eviction", f"{error}, {optimum.NAME} (replay only)") from None
-    for name in _words(options.pressure, "pressure"):
+    for name in _words(options.pressure, "pressure", ";"):
         registry.pressure(name)
     return names
 
 
-def _words(text: str, flag: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
+def _words(text: str, flag: str, between: str = ",") -> list[str]:
+    words = [word.strip() for word in text.split(between) if word.strip()]
     if not words:
         raise ConfigError(flag, f"--{flag} is empty")
     return words
 
 
-def _sizes(options: Options, found: Census, costs: Calibration) -> list[tuple[float, int]]:
-    """Shares of the unique blocks, and blocks."""
-    if options.memory and options.cache_share:
-        raise ConfigError("memory", "--memory and --cache-share exclude each other")
-    unique = max(1, found.unique_blocks)
-    if options.memory:
-        per_block = costs.kv_bytes_per_token * found.block_tokens
-        sizes = []
-        for word in _words(options.memory, "memory"):
-            try:
-                blocks = size(word) // per_block
-            except ValueError as error:
-                raise ConfigError("memory", f"--memory {word!r}: {error}") from None
-            sizes.append((blocks / unique, blocks))
-    else:
-        shares = []
-        for word in _words(options.cache_share or SHARES, "cache-share"):
-            try:
-                share = float(word)
-            except ValueError:
-                share = float("nan")
-            if not 0 < share <= 1:
-                raise ConfigError("cache_share", f"--cache-share {word!r}: must be above 0 and at most 1")
-            shares.append(share)
-        sizes = [(share, int(share * found.unique_blocks)) for share in shares]
-    if not options.instant and any(blocks < 1 for _, blocks in sizes):
-        raise ConfigError("memory", f"a cache needs at least one block of {found.block_tokens} tokens")
+def _sizes(options: Options, found: Census, budgeting: Budgeting) -> list[Room]:
+    """What is replayed against: by budgets, or by shares of the unique blocks."""
+    from tenure.cli.costs import Room
+
+    given = {name: getattr(options, name) for name in ("memory", "kv_cache_memory_bytes", "cache_share")}
+    asked = [f"--{name.replace('_', '-')}" for name, words in given.items() if words is not None]
+    if len(asked) > 1:
+        raise ConfigError("memory", f"{' and '.join(asked)} exclude each other")
+    for param in ("memory", "kv_cache_memory_bytes"):
+        if given[param] is not None:
+            return [budgeting.room(word, param) for word in _words(given[param], param)]
+    shares = []
+    for word in _words(options.cache_share or SHARES, "cache-share"):
+        try:
+            share = float(word)
+        except ValueError:
+            share = float("nan")
+        if not 0 < share <= 1:
+            raise ConfigError("cache_share", f"--cache-share {word!r}: must be above 0 and at most 1")
+        shares.append(share)
+    sizes = [Room(int(share * found.unique_blocks), share=share) for share in shares]
+    if not options.instant and any(size.blocks < 1 for size in sizes):
+        raise ConfigError("cache_share", f"a cache needs at least one block of {found.block_tokens} tokens")
     return sizes
-
-
-def _setup(options: Options, policy: str, pressure: str, blocks: int, found: Census) -> Setup:
-    from tenure.sim.replay import Setup
-
-    return Setup(blocks, found.block_tokens, policy, pressure, options.speed)
 
 
 @contextlib.contextmanager
@@ -177,8 +189,8 @@ def _write_plot(file: Path, rows: Sequence[dict[str, Any]], source: Source, foun
         raise ConfigError("plot", f"--plot {file}: {error.strerror}") from None
 
 
-def _show(rows: Sequence[dict[str, Any]], found: Census, options: Options) -> None:
-    """The table, one row for each policy and size."""
+def _show(rows: Sequence[dict[str, Any]], found: Census, options: Options, notes: Sequence[str]) -> None:
+    """The table, one row for each policy and size; above it what the figures rest on."""
     from rich.console import Console
     from rich.table import Table
 
@@ -186,6 +198,8 @@ def _show(rows: Sequence[dict[str, Any]], found: Census, options: Options) -> No
         f"{found.requests} requests, {found.prompt_tokens} prompt tokens, {found.unique_blocks} unique blocks of "
         f"{found.block_tokens} tokens, {found.seconds:.0f} s; a cache that never forgets would hit {found.infinite:.1%}"
     )
+    for note in notes:
+        print(note)
     table = Table()
     columns = ["policy", "share", "blocks", "hit rate"]
     if not options.instant:

@@ -61,9 +61,13 @@ class Budget:
 
 def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) -> Budget:
     """How many blocks the budget holds. BudgetError when fewer than two, or more memory than the machine has."""
+    return budget_of(settings, KvGeometry.of(shape), weight_bytes, machine_bytes())
+
+
+def budget_of(settings: EngineSettings, geometry: KvGeometry, weight_bytes: int, machine: int) -> Budget:
+    """The same for what `geometry` makes of a block, on a machine of so many bytes."""
     if settings.memory_bytes is not None and settings.kv_cache_bytes is not None:
         raise ConfigError("memory", "give either a total budget or one for the KV cache, not both")
-    geometry = KvGeometry.of(shape)
     block = geometry.block_bytes(settings.kv_codec)
     param = "memory"
     if settings.kv_cache_bytes is not None:
@@ -82,7 +86,7 @@ def plan_memory(settings: EngineSettings, shape: ModelShape, weight_bytes: int) 
             f"{MIN_BLOCKS} blocks of {least // MIN_BLOCKS:,} bytes are needed at least: {least - arena:,} bytes more",
         )
     layout = geometry.layout(arena, settings.kv_codec, _recoded(settings, geometry))
-    arena, machine = layout.slabs * layout.slab_bytes, machine_bytes()
+    arena = layout.slabs * layout.slab_bytes
     if weight_bytes + arena > machine:
         raise BudgetError(
             param,

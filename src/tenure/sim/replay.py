@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,18 +44,18 @@ class Calibration:
 
     @staticmethod
     def load(file: Path) -> Calibration:
-        """Read a JSON object with any of the fields. ConfigError names what is wrong."""
+        """Read a JSON object with any of the costs. ConfigError names what is wrong."""
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError("calibration", f"{file}: {error.strerror}") from None
         except ValueError as error:
             raise ConfigError("calibration", f"{file}: not valid JSON: {error}") from None
-        known = {item.name: item.type for item in fields(Calibration)}
+        known = [item.name for item in fields(Calibration) if item.type == "float"]
         if not isinstance(found, dict) or not set(found) <= set(known):
             raise ConfigError("calibration", f"{file}: expected an object with some of {', '.join(known)}")
         for name, value in found.items():
-            if name != "codec" and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ConfigError("calibration", f"{file}: {name} must be a number above 0, not {value!r}")
         return Calibration(**found)
 
@@ -74,6 +75,8 @@ class Setup:
     max_num_seqs: int = 64
     max_step_ms: float = 120.0
     context_limit: int = 1 << 20
+    layout: spec.ArenaLayout | None = None
+    """How the pool is cut, when its blocks are of several kinds: staged ones, recoded ones."""
 
 
 @dataclass(slots=True)
@@ -176,6 +179,8 @@ class Replay:
         self._setup = setup
         self._machine = calibration.costs()
         self._block_bytes = calibration.kv_bytes_per_token * setup.block_tokens
+        cut = setup.layout
+        self._bytes_of = dict(zip(cut.kinds, cut.block_bytes, strict=True)) if cut else {}
         self._codec = spec.codec(calibration.codec)
         self._scope = Scope("replay", codec=self._codec.name)
         self._store = NullStore()
@@ -188,7 +193,7 @@ class Replay:
         facts = FactLog(1024)
         facts.listen(self._learn)
         cache = KvCache(
-            setup.blocks,
+            setup.layout or setup.blocks,
             setup.block_tokens,
             codec=self._codec,
             eviction=registry.eviction(setup.eviction),
@@ -292,10 +297,11 @@ class Replay:
         report = self.report
         if isinstance(fact, BlockStored):
             self._codecs[fact.key] = fact.codec
-            self._held[fact.codec] += self._block_bytes
+            self._held[fact.codec] += self._bytes_of.get(fact.codec, self._block_bytes)
             report.peak_bytes[fact.codec] = max(report.peak_bytes.get(fact.codec, 0), self._held[fact.codec])
         elif isinstance(fact, BlockGone):
-            self._held[self._codecs.pop(fact.key)] -= self._block_bytes
+            gone = self._codecs.pop(fact.key)
+            self._held[gone] -= self._bytes_of.get(gone, self._block_bytes)
             report.evicted_tokens += fact.recompute_tokens
         elif isinstance(fact, RequestStarted):
             report.queue.append(fact.queue_s)
