@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,12 +42,14 @@ class Composed:
 
 
 @contextlib.contextmanager
-def compose(settings: Settings) -> Iterator[Composed]:
-    """Load the model, start the engine and build the app; the engine is closed when the block ends."""
+def compose(settings: Settings, declared: Collection[str] | None = None) -> Iterator[Composed]:
+    """Load the model, start the engine and build the app; the engine is closed when the block ends. `declared`: the
+    settings that the operator chose, when that is known."""
     tenants = tenants_of(settings)
     granted = budget(settings, probe())
     choose_isa(settings)
     from tenure.engine import Engine, EngineSettings
+    from tenure.lint import Recent
     from tenure.models import load
     from tenure.server.app import create_app
 
@@ -86,7 +88,24 @@ def compose(settings: Settings) -> Iterator[Composed]:
     )
     with engine:
         http = http_settings(settings, tenants)
-        yield Composed(engine, create_app(engine, http), http, granted, quality)
+        habits = Recent(engine.decode, recorded(engine, declared))
+        yield Composed(engine, create_app(engine, http, habits), http, granted, quality)
+
+
+def recorded(engine: Engine, declared: Collection[str] | None) -> dict[str, Any]:
+    """What `tenure lint` wants to know of a server: the first line of its trace."""
+    stats = engine.stats()
+    return {
+        "model": engine.card.id,
+        "codec": engine.card.codec,
+        "pool_blocks": stats.pool.total,
+        "block_bytes": stats.block_bytes,
+        "context_limit": stats.context_limit,
+        "eviction": stats.eviction,
+        "pressure": stats.pressure,
+        "overflow": stats.overflow,
+        "declared": None if declared is None else sorted(declared),
+    }
 
 
 def tenants_of(settings: Settings) -> Tenants:

@@ -47,7 +47,7 @@ def _zstd(path: Path, raw: BinaryIO) -> BinaryIO:
             module = importlib.import_module(name)
         except ImportError:
             continue
-        return io.BufferedReader(_Frames(raw, module), CHUNK)  # type: ignore[return-value]
+        return io.BufferedReader(_Frames(raw, module), CHUNK)
     raise ConfigError("trace", NO_ZSTD.format(path=path))
 
 

@@ -17,8 +17,9 @@ from typing import Any, TextIO
 
 from tenure.errors import ConfigError
 from tenure.events import BlockGone, BlockStored, Fact, RequestDone, RequestQueued, SequenceEnded
+from tenure.lint.live import short
 from tenure.sim.trace import VERSION, TraceRequest, write
-from tenure.types import Key, Receipt
+from tenure.types import Key
 
 MAX_BYTES = 128 << 20
 """Of the file and the one before it, together."""
@@ -96,7 +97,7 @@ class TraceWriter:
             tenant=known.tenant,
             session=known.session,
             turn=self._turn(known.session),
-            extra={"kv": _short(fact.receipt), "prompt_ms": round(fact.timings.prompt_ms, 3)},
+            extra={"kv": short(fact.receipt), "prompt_ms": round(fact.timings.prompt_ms, 3)},
         )
         self._lines += 1
         heappush(self._ended, (known.arrived, self._lines, write(request) + "\n"))
@@ -135,17 +136,3 @@ class TraceWriter:
         stream.write(self._header)
         self._written = len(self._header)
         return stream
-
-
-def _short(receipt: Receipt) -> dict[str, Any]:
-    """What of a receipt `tenure lint` goes by."""
-    miss = receipt.miss
-    return {
-        "cached_tokens": receipt.cached_tokens,
-        "miss": None if miss is None else {"reason": miss.reason, "at_token": miss.at_token, "message": miss.message},
-        "forgotten": [{"tokens": [item.start, item.end], "policy": item.policy} for item in receipt.forgotten],
-        "codec": dict(receipt.codec),
-        "preempted": receipt.preempted,
-        "recomputed_tokens": receipt.recomputed_tokens,
-        "limit_cause": receipt.limit_cause,
-    }

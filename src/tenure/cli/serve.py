@@ -40,7 +40,7 @@ def serve(resolved: Resolved) -> int:
         with waiting_room(sock):
             from tenure.cli.compose import compose
 
-            composed = stack.enter_context(compose(settings))
+            composed = stack.enter_context(compose(settings, chosen(resolved)))
             await_memory(composed.engine)
         stack.enter_context(recording(resolved, composed.engine))
         lines = banner(settings, composed.engine, port, composed.budget.note)
@@ -57,6 +57,11 @@ def await_memory(engine: Engine) -> None:
         time.sleep(0.005)
 
 
+def chosen(resolved: Resolved) -> list[str]:
+    """The settings that the operator chose."""
+    return [name for name, source in resolved.sources.items() if source != "default"]
+
+
 @contextlib.contextmanager
 def recording(resolved: Resolved, engine: Engine) -> Iterator[None]:
     """Write a trace of all requests while the block runs, when the operator asked for one."""
@@ -64,21 +69,10 @@ def recording(resolved: Resolved, engine: Engine) -> Iterator[None]:
     if settings.trace is None:
         yield
         return
+    from tenure.cli.compose import recorded
     from tenure.cli.recording import TraceWriter
 
-    stats = engine.stats()
-    header = {
-        "model": engine.card.id,
-        "codec": engine.card.codec,
-        "pool_blocks": stats.pool.total,
-        "block_bytes": stats.block_bytes,
-        "context_limit": stats.context_limit,
-        "eviction": stats.eviction,
-        "pressure": stats.pressure,
-        "overflow": stats.overflow,
-        "declared": sorted(name for name, source in resolved.sources.items() if source != "default"),
-    }
-    writer = TraceWriter(Path(settings.trace), header, stats.block_tokens)
+    writer = TraceWriter(Path(settings.trace), recorded(engine, chosen(resolved)), engine.stats().block_tokens)
     engine.facts.listen(writer.learn)
     try:
         yield

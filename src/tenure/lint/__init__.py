@@ -1,5 +1,6 @@
-"""Advice on traces and logs: why prompts missed, and what to change."""
+"""Advice on traces, logs and running servers: why prompts missed, and what to change."""
 
-from tenure.lint.rules import Finding, Lint, lint
+from tenure.lint.live import Recent
+from tenure.lint.rules import Finding, Lint, Place, lint
 
-__all__ = ["Finding", "Lint", "lint"]
+__all__ = ["Finding", "Lint", "Place", "Recent", "lint"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tenure.cache.keys import common_head
@@ -28,6 +28,22 @@ SPARE = 4
 """A pool that many times as large as all there is to hold was not planned either."""
 
 
+PLACES = 8
+"""Places told of one habit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where prompts part: the request, its session, the first token that differs, and the message it lies in, as far as
+    they are known; and how many tokens had to be computed again."""
+
+    request: str
+    session: str | None
+    token: int
+    message: int | None
+    tokens: int
+
+
 @dataclass(slots=True)
 class Finding:
     """One habit that costs. Tokens are those computed although they had been before."""
@@ -41,6 +57,11 @@ class Finding:
     requests: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    places: list[Place] = field(default_factory=list)
+    """The dearest ones, of those where prompts part."""
+
+    def add_place(self, place: Place) -> None:
+        self.places = sorted([*self.places, place], key=lambda place: -place.tokens)[:PLACES]
 
 
 @dataclass(slots=True)
@@ -48,7 +69,7 @@ class _Seen:
     """The newest prompt of a session."""
 
     request: TraceRequest
-    number: int
+    name: str
     idle: int = 0
     """Turns that reused nothing although they could."""
 
@@ -87,7 +108,7 @@ class Lint:
         if name is not None:
             if seen:
                 self._turn(name, seen, request)
-            self._sessions[name] = _Seen(request, self.requests, seen.idle if seen else 0)
+            self._sessions[name] = _Seen(request, self._name(request), seen.idle if seen else 0)
             self._sessions.move_to_end(name)
             if len(self._sessions) > REMEMBERED:
                 self._sessions.popitem(last=False)
@@ -109,14 +130,16 @@ class Lint:
         """The next request of a session: the one before should be its beginning, and should have been reused."""
         before = seen.request
         same, whole = _common(before, request)
-        where = f"request {self.requests}, session {name[1]}"
+        where = f"request {self._name(request)}, session {name[1]}"
         if whole - same > SLACK:
+            place = Place(self._name(request), name[1], same, None, whole - same)
             if before.tokens is None or request.tokens is None:
-                self._add("diverged", "blocks", f"{where}, token {same}", ADVICE["edited"], whole - same)
+                self._add("diverged", "blocks", f"{where}, token {same}", ADVICE["edited"], whole - same, place)
                 return
-            message, pattern = diverged(before.extra.get("prompt"), request.extra.get("prompt"))
+            message, pattern = diverged(prompt_of(before), prompt_of(request))
             at = "" if message is None else f", message {message}"
-            self._add(pattern, "prompt", f"{where}{at}, token {same}", ADVICE[pattern], whole - same)
+            place = replace(place, message=message)
+            self._add(pattern, "prompt", f"{where}{at}, token {same}", ADVICE[pattern], whole - same, place)
             return
         cached = _cached(request)
         if cached is not None and whole > SLACK and cached < whole // 5 and _reason(request) != "evicted":
@@ -134,11 +157,11 @@ class Lint:
         """The first request of a session, or one without: others began like it, but for a time, an id or a salt."""
         if request.tokens is None:
             return
-        prompt = request.extra.get("prompt")
+        prompt = prompt_of(request)
         text = text_of(prompt[0]) if isinstance(prompt, list) and prompt else str(prompt)
         like = kin(text)
         seen = self._heads.get(like)
-        self._heads[like] = _Seen(request, self.requests)
+        self._heads[like] = _Seen(request, self._name(request))
         self._heads.move_to_end(like)
         if len(self._heads) > REMEMBERED:
             self._heads.popitem(last=False)
@@ -148,18 +171,21 @@ class Lint:
         same = common_head(before.tokens or (), request.tokens)
         if before.tenant != request.tenant and same > SLACK:
             self._add(
-                "not_shared", "tenant or cache_salt", f"requests {seen.number} and {self.requests}, tokens 0 to {same}",
-                "tenants and salts never share: leave the salt out, or give those that may share one salt",
+                "not_shared", "tenant or cache_salt",
+                f"requests {seen.name} and {self._name(request)}, tokens 0 to {same}",
+                "tenants and salts never share: leave the salt out, give those that may share one salt, or declare what "
+                "all tenants begin with as a shared_prefix",
                 same,
             )  # fmt: skip
             return
         length = len(request.tokens) if not isinstance(prompt, list) else _head_tokens(text, prompt, request)
-        if isinstance(prompt, list) and isinstance(before.extra.get("prompt"), list) and length - same > SLACK:
-            old = before.extra["prompt"][:1]
+        if isinstance(prompt, list) and isinstance(older := prompt_of(before), list) and length - same > SLACK:
+            old = older[:1]
             if old != prompt[:1]:
                 _, pattern = diverged(old, prompt[:1])
-                where = f"requests {seen.number} and {self.requests}, message 0, token {same}"
-                self._add(pattern, "prompt", where, ADVICE[pattern], length - same)
+                where = f"requests {seen.name} and {self._name(request)}, message 0, token {same}"
+                place = Place(self._name(request), request.session, same, 0, length - same)
+                self._add(pattern, "prompt", where, ADVICE[pattern], length - same, place)
 
     def _receipt(self, request: TraceRequest) -> None:
         """What the receipt tells: cost, losses, and what the model could not see."""
@@ -171,7 +197,7 @@ class Lint:
             self._computed += request.prompt_tokens - cached
         if not isinstance(kv, dict):
             return
-        where = f"request {self.requests}"
+        where = f"request {self._name(request)}"
         forgotten = sum(item["tokens"][1] - item["tokens"][0] for item in kv.get("forgotten") or ())
         if forgotten:
             self._losses.append(("kv.forgotten", where, forgotten))
@@ -239,10 +265,18 @@ class Lint:
                 "the budget was never set and is far above the need: set --memory and use the rest elsewhere", 0,
             )  # fmt: skip
 
-    def _add(self, rule: str, evidence: str, where: str, advice: str, tokens: int) -> Finding:
+    def _name(self, request: TraceRequest) -> str:
+        """How findings call a request: by its id, else by its number."""
+        return str(request.extra.get("id", self.requests))
+
+    def _add(
+        self, rule: str, evidence: str, where: str, advice: str, tokens: int, place: Place | None = None
+    ) -> Finding:
         finding = self._found.setdefault(rule, Finding(rule, evidence, where, advice))
         finding.requests += 1
         finding.tokens += tokens
+        if place is not None:
+            finding.add_place(place)
         return finding
 
 
@@ -252,6 +286,12 @@ def lint(requests: Iterable[TraceRequest], header: Mapping[str, Any], ms_per_tok
     for request in requests:
         reader.read(request)
     return reader.findings()
+
+
+def prompt_of(request: TraceRequest) -> object:
+    """The prompt as it was asked: a text or messages; decoded now, when it is kept as tokens alone."""
+    prompt = request.extra.get("prompt")
+    return prompt() if callable(prompt) else prompt
 
 
 def _common(before: TraceRequest, request: TraceRequest) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from tenure.server.conversations import Conversations
 from tenure.server.feed import Feed
 from tenure.server.guards import Bodies, Keys, RequestIds
 from tenure.server.metrics import Metrics
-from tenure.server.misses import Misses
+from tenure.server.misses import Habits, Misses
 from tenure.server.openai import OpenAI
 from tenure.server.ops import Load, Ops, not_built
 from tenure.server.replies import error_reply, on_request_error
@@ -54,10 +54,12 @@ UNBUILT = [
 ]
 
 
-def create_app(serves: Serves, settings: ServerSettings) -> Starlette:
-    """The ASGI application. It imports no engine; everything it knows comes through `serves`."""
+def create_app(serves: Serves, settings: ServerSettings, habits: Habits | None = None) -> Starlette:
+    """The ASGI application. It imports no engine; everything it knows comes through `serves`. `habits` looks at
+    prompts, for `/v1/kv/misses`."""
     metrics, texts, load = Metrics(serves), Texts(), Load()
-    openai, ops = OpenAI(serves, settings, texts, metrics.cut), Ops(serves, metrics, texts, load)
+    misses = Misses(serves, habits)
+    openai, ops = OpenAI(serves, settings, texts, metrics.cut, misses.saw), Ops(serves, metrics, texts, load)
     feed = Feed(serves, settings)
     routes = [
         Route("/v1/chat/completions", openai.chat, methods=["POST"]),
@@ -65,7 +67,7 @@ def create_app(serves: Serves, settings: ServerSettings) -> Starlette:
         Route("/v1/models", openai.models, methods=["GET"]),
         Route("/v1/models/{id:path}", openai.model, methods=["GET"]),
         Route("/v1/kv", ops.kv, methods=["GET"]),
-        Route("/v1/kv/misses", Misses(serves).misses, methods=["GET"]),
+        Route("/v1/kv/misses", misses.misses, methods=["GET"]),
         Route("/v1/kv/events", feed.events, methods=["GET"]),
         *Conversations(serves, texts).routes(),
         Route("/health", ops.health, methods=["GET"]),

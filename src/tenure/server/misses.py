@@ -1,11 +1,13 @@
-"""`/v1/kv/misses`: why prompts were not reused, what that cost, and where; by cause and by conversation."""
+"""`/v1/kv/misses`: why prompts were not reused, what that cost, and where; by cause, by conversation, and by the habits
+that `tenure lint` finds in what was asked lately."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -14,7 +16,7 @@ from tenure.events import Fact, RequestDone, RequestQueued
 from tenure.server.caller import caller_of
 from tenure.server.replies import Json
 from tenure.server.serves import Serves
-from tenure.types import MissReason
+from tenure.types import MissReason, Request
 
 RECENT = 200
 """Misses told one by one."""
@@ -35,10 +37,27 @@ ADVICE: Mapping[MissReason, str] = {
 }
 
 
+class Habits(Protocol):
+    """What looks at prompts themselves. Any thread may tell and ask."""
+
+    def saw(self, request: Request) -> None:
+        """A request is about to be submitted."""
+        ...
+
+    def learn(self, fact: Fact) -> None: ...
+
+    def findings(self, tenant: str | None) -> dict[str, Any]:
+        """For one tenant or (None) all: what was looked at, and the habits found in it. Takes its time."""
+        ...
+
+
 class Misses:
     """Folds facts into causes. The engine's thread tells, others ask."""
 
-    def __init__(self, serves: Serves) -> None:
+    def __init__(self, serves: Serves, habits: Habits | None = None) -> None:
+        """`habits`: who looks at the prompts; without one, causes are all that is told."""
+        self._habits = habits
+        self._looking = asyncio.Lock()
         self._lock = threading.Lock()
         self._sessions: OrderedDict[str, str | None] = OrderedDict()
         """Of requests under way."""
@@ -46,10 +65,22 @@ class Misses:
         """Requests, tokens and milliseconds."""
         self._recent: deque[tuple[str, dict[str, Any]]] = deque(maxlen=RECENT)
         serves.facts.listen(self._learn)
+        if habits is not None:
+            serves.facts.listen(habits.learn)
+
+    def saw(self, request: Request) -> None:
+        """A request is about to be submitted."""
+        if self._habits is not None:
+            self._habits.saw(request)
 
     async def misses(self, request: HttpRequest) -> Response:
         """GET /v1/kv/misses: a tenant sees its own, the operator all."""
-        return Json(self.report(caller_of(request).sees))
+        tenant = caller_of(request).sees
+        report = self.report(tenant)
+        if self._habits is not None:
+            async with self._looking:  # one at a time: it takes the interpreter from the engine's thread
+                report["lately"] = await asyncio.to_thread(self._habits.findings, tenant)
+        return Json(report)
 
     def report(self, tenant: str | None) -> dict[str, Any]:
         """What the route answers, for one tenant or (None) for all of them; the dearest cause first."""

@@ -25,7 +25,7 @@ from tenure.server.serves import ModelCard, Serves
 from tenure.server.settings import ServerSettings
 from tenure.server.stream import Reply, StreamReply
 from tenure.server.texts import Texts, weight
-from tenure.types import Done
+from tenure.types import Done, Request
 
 log = logging.getLogger("tenure.server")
 
@@ -64,11 +64,20 @@ class WholeReply(Reply):
 class OpenAI:
     """The OpenAI routes over one `Serves`."""
 
-    def __init__(self, serves: Serves, settings: ServerSettings, texts: Texts, told: Callable[[Cut], None]) -> None:
+    def __init__(
+        self,
+        serves: Serves,
+        settings: ServerSettings,
+        texts: Texts,
+        told: Callable[[Cut], None],
+        saw: Callable[[Request], None],
+    ) -> None:
+        """`told` hears of answers cut short, `saw` of each request before it is submitted."""
         self._serves = serves
         self._settings = settings
         self._texts = texts
         self._told = told
+        self._saw = saw
 
     async def chat(self, request: HttpRequest) -> ASGIApp:
         """POST /v1/chat/completions."""
@@ -92,6 +101,8 @@ class OpenAI:
         body = await request.body()
         caller = caller_of(request)
         ask = await self._texts.run(weight(body), lambda: reader(self._serves, parse_object(body), caller))
+        for asked in ask.requests:
+            self._saw(asked)
         handle = submit_all(self._serves, ask.requests)
         kind = StreamReply if ask.stream else WholeReply
         return kind(ask, handle, self._settings, self._told)
