@@ -71,6 +71,19 @@ class BlockMerged(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class WindowGone(Fact):
+    """What layers with a window of so many tokens had kept of a block was evicted: no window of a sequence that runs
+    needs it. Whoever goes on from there must compute it again; the block is still held in the other layers."""
+
+    key: Key
+    block: BlockId
+    window: int
+    by: str
+    reason: str
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RequestQueued(Fact):
     request: str
     prompt_tokens: int

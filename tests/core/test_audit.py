@@ -12,7 +12,7 @@ from tenure.cache.kvcache import KvCache
 from tenure.cache.lease import Held, LeaseId
 from tenure.cache.radix import Node
 from tenure.errors import Corrupt
-from tenure.types import BlockId, Key, Token
+from tenure.types import Key, Token
 
 
 def node(cache: KvCache, *ids: Token) -> Node:
@@ -44,8 +44,8 @@ def lease_also(cache: KvCache, extra: Node) -> None:
     stands = held(cache)
     stands.nodes.append(extra)
     blocks = stands.lease.blocks
-    replace_lease(cache, blocks=(blocks[0], extra.block, *blocks[1:]), committed_tokens=8)
-    cache._hold(extra)
+    replace_lease(cache, tables=((blocks[0], extra.blocks[0], *blocks[1:]),), committed_tokens=8)
+    cache._windows.hold(extra, 1, [0])
 
 
 def hold_again(cache: KvCache) -> None:
@@ -53,12 +53,12 @@ def hold_again(cache: KvCache) -> None:
     root = next(iter(cache._index.roots.values()))
     (block,) = cache._pool.take(1)
     cache._pool.unhold(block)
-    cache._leaves.add(cache._index.attach(root, keys.chain(root.key, (2, 2, 2)), (2, 2, 2), block, 0.0))
+    cache._leaves.add(cache._index.attach(root, keys.chain(root.key, (2, 2, 2)), (2, 2, 2), [block], 0.0))
 
 
 DAMAGE: dict[str, Callable[[KvCache], object]] = {
     "a root is not the root": lambda c: relabel(next(iter(c._index.roots.values())), key=Key(b"x")),
-    "a root without kids": lambda c: c._index.roots.update({Key(b"x"): Node(None, Key(b"x"), (), BlockId(-1), 0.0)}),
+    "a root without kids": lambda c: c._index.roots.update({Key(b"x"): Node(None, Key(b"x"), (), [], 0.0)}),
     "heads are not its kids' tokens": lambda c: node(c, 1, 2, 3, 4).heads.append((9,)),
     "kids are not sorted": swap_kids,
     "does not know its parent": lambda c: relabel(node(c, 5, 6, 7, 8), depth=7),
@@ -67,11 +67,11 @@ DAMAGE: dict[str, Callable[[KvCache], object]] = {
     "a tail has kids": lambda c: setattr(c._index, "block_tokens", 5),
     "another scope than its root": lambda c: relabel(node(c, 5, 6, 7, 8), scope_digest=Key(b"x")),
     "reachable from the roots": lambda c: c._index.nodes.popitem(),
-    "holds a block twice": lambda c: replace_lease(c, blocks=held(c).lease.blocks + held(c).lease.blocks),
-    "not those of its nodes": lambda c: replace_lease(c, blocks=held(c).lease.blocks[::-1]),
+    "holds a block twice": lambda c: replace_lease(c, tables=(held(c).lease.blocks * 2,)),
+    "not those of its nodes": lambda c: replace_lease(c, tables=(held(c).lease.blocks[::-1],)),
     "do not partition the ids": lambda c: c._pool._free.pop(),
     "a free block has references": lambda c: c._pool.refs.__setitem__(c._pool._free[0], 1),
-    "references are not the sum": lambda c: c._pool.refs.__setitem__(node(c, 5, 6, 7, 8).block, 1),
+    "references are not the sum": lambda c: c._pool.refs.__setitem__(node(c, 5, 6, 7, 8).blocks[0], 1),
     "count of leased blocks": lambda c: setattr(c._pool, "_leased", 0),
     "evictable leaves are not": lambda c: c._leaves.discard(node(c, 5, 6, 7, 8)),
     "stands behind an idle one": lambda c: lease_also(c, node(c, 5, 6, 7, 8)),

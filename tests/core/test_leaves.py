@@ -99,7 +99,7 @@ def test_victims_are_chosen_as_the_contract_says(policy: type[EvictionPolicy], s
     ]
     assert len(set(chosen)) == idle
     for at, node in enumerate(chosen):
-        assert not bench.cache._pool.refs[node.block]
+        assert not bench.cache._pool.refs[node.blocks[0]]
         assert set(node.kids) <= set(chosen[:at])
     assert bench.cache._leaves.choose(idle + 5, now, frozenset()) == chosen
 

@@ -201,9 +201,9 @@ class CacheMachine(RuleBasedStateMachine):
         else:  # only when the head's block itself was needed
             assert not head or needed == available
         whole = bool(plan.head and plan.head.whole)
-        assert plan.takes == needed - whole
+        assert plan.takes.stored == (needed - whole,)
         assert plan.reused_tokens == self.size * len(path) + (head if source else 0)
-        self.mirror_victims(plan, plan.takes, spared)
+        self.mirror_victims(plan, plan.takes.stored[0], spared)
         grant = self.cache.apply(plan, self.tick())
         self.follow(grant.copies, whole or not source)
         for name in [*path, *([source] if source else [])]:
@@ -212,7 +212,7 @@ class CacheMachine(RuleBasedStateMachine):
                 self.naive.held[name].holders.add(grant.lease.id)
         for end in range(self.size * (len(path) + 1), len(prompt) + 1, self.size):
             self.naive.promised.setdefault((scope.tenant, prompt[:end]), grant.lease.id)
-        self.naive.private[grant.lease.id] = plan.takes
+        self.naive.private[grant.lease.id] = plan.takes.stored[0]
         self.live.append(Sequence(grant.lease, list(prompt), plan.reused_tokens))
         self.verify(self.live[-1])
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tenure.cache import keys
 from tenure.cache.keys import common_head
-from tenure.cache.radix import NO_BLOCK, Node, RadixIndex
+from tenure.cache.radix import Node, RadixIndex
 from tenure.types import BlockId, Key
 
 ROOT = Key(b"root")
@@ -84,4 +84,4 @@ def test_only_leaves_are_detached() -> None:
     for node in (first, root):
         with pytest.raises(ValueError, match="only leaves"):
             index.detach(node)
-    assert root.block == NO_BLOCK
+    assert root.blocks == []

@@ -23,7 +23,7 @@ from tenure.cache.pool import SlabPool
 from tenure.cache.recode import RecodePlan
 from tenure.events import BlockGone, BlockStored, FactLog
 from tenure.policy.eviction import Lru
-from tenure.spec import ArenaLayout, codec
+from tenure.spec import ArenaLayout, KvGeometry, LayerGroup, codec
 from tenure.types import BlockId, Fate
 
 B = 4
@@ -33,7 +33,8 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=22).map(tuple)
 
 def layout(slabs: int = 6) -> ArenaLayout:
     """Slabs of 4 stored blocks, or of 2 staged ones."""
-    return ArenaLayout(("int8", "bf16"), (50, 100), slabs, 200, staged=True, slots=(4, 2), first=(0, 4 * slabs))
+    first = (0, 4 * slabs)
+    return ArenaLayout(("int8", "bf16"), (50, 100), slabs, 200, staged=True, slots=(4, 2), first=first, kept=(0, 1))
 
 
 @dataclass
@@ -46,7 +47,10 @@ class Live:
 class StagedMachine(RuleBasedStateMachine):
     """Stored as int8, staged as bf16; recoded to int4."""
 
-    layout = ArenaLayout(("int8", "bf16", "int4"), (50, 100, 25), 10, 200, True, slots=(4, 2, 8), first=(0, 40, 60))
+    recoded = "int4"
+    layout = ArenaLayout(
+        ("int8", "bf16", "int4"), (50, 100, 25), 10, 200, True, slots=(4, 2, 8), first=(0, 40, 60), kept=(0, 1, 0)
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +77,8 @@ class StagedMachine(RuleBasedStateMachine):
             assert self.live, f"nobody is there, but {ask} does not fit: {plan}"
             return
         grant = self.apply(plan)
-        assert (grant.lease.open is not None) == self.layout.staged and grant.lease.room >= ask.room
+        assert (grant.lease.open is not None) == self.layout.staged
+        assert grant.lease.room >= (ask.room if len(self.layout.groups) == 1 else grant.lease.reused_tokens + 1)
         if plan.head is not None or plan.reused_tokens % B:
             assert grant.lease.reused_tokens == self.cache.match(SCOPE, prompt[:-1], exact=exact).tokens
         self.live.append(Live(grant.lease, list(prompt), grant.lease.reused_tokens))
@@ -106,6 +111,8 @@ class StagedMachine(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from(self.live))
         self.run(seq, len(seq.tokens))
         seq.lease = self.cache.commit(seq.lease, seq.tokens, seq.computed, self.tick())
+        if seq.computed < len(seq.tokens):  # it found no room to go on
+            return
         plan = self.plan(Ask(SCOPE, (), len(seq.tokens) + len(tokens), seq.lease))
         if isinstance(plan, Plan):
             seq.lease = self.apply(plan).lease
@@ -136,7 +143,7 @@ class StagedMachine(RuleBasedStateMachine):
         self.run(seq, len(seq.tokens))
         seq.lease = self.cache.commit(seq.lease, seq.tokens, seq.computed, self.tick())
         before = {other.lease.id: self.cache.codecs(other.lease, other.computed, other.computed) for other in self.live}
-        plan = self.cache.plan_recode(seq.lease, self.layout.kinds[-1], n, self.now)
+        plan = self.cache.plan_recode(seq.lease, self.recoded, n, self.now)
         if isinstance(plan, Shortfall):
             return
         made = self.cache.apply_recode(plan, "test", self.tick())
@@ -176,26 +183,51 @@ class StagedMachine(RuleBasedStateMachine):
         return grant
 
     def run(self, seq: Live, upto: int) -> None:
-        """Compute positions [computed, upto) as the decoder does: staged, and encoded when the block is full."""
+        """Compute positions [computed, upto) as the decoder does: staged, and encoded when the block is full. Where
+        windows let blocks go meanwhile, piece by piece, as far as there is room."""
+        while seq.computed < upto:
+            room = seq.lease.room
+            reach = min(upto, room if room >= len(seq.tokens) else room - room % B)
+            if reach > seq.computed:
+                self.compute_rows(seq, reach)
+                seq.lease = self.cache.commit(seq.lease, seq.tokens, seq.computed, self.tick())
+                continue
+            plan = self.plan(Ask(SCOPE, (), len(seq.tokens), seq.lease))
+            if isinstance(plan, Shortfall):
+                assert len(self.live) > 1 or len(seq.tokens) > B * self.layout.blocks
+                return
+            seq.lease = self.apply(plan).lease
+
+    def compute_rows(self, seq: Live, upto: int) -> None:
         self.verify(seq)
-        tainted = any(self.slot(seq, at)[1] for at in range(seq.computed))
+        tainted = any(taint for _, taint in self.slots(seq, 0))
         for at in range(seq.computed, upto):
-            block = seq.lease.blocks[at // B] if seq.lease.open is None else seq.lease.open
-            self.arena.setdefault(block, [((), False)] * B)[at % B] = (tuple(seq.tokens[: at + 1]), tainted)
-            if seq.lease.open is not None and at % B == B - 1:
-                self.arena[seq.lease.blocks[at // B]] = list(self.arena[block])
+            ends = at % B == B - 1
+            staged = seq.lease.open
+            stored = [table[at // B] for table in seq.lease.tables] if ends or staged is None else []
+            for block in stored if staged is None else [staged]:
+                self.arena.setdefault(block, [((), False)] * B)[at % B] = (tuple(seq.tokens[: at + 1]), tainted)
+            if staged is not None:
+                for block in stored:
+                    self.arena[block] = list(self.arena[staged])
         seq.computed = max(seq.computed, upto)
 
-    def slot(self, seq: Live, at: int) -> tuple[Slot, bool]:
-        lease = seq.lease
-        block = lease.open if lease.open is not None and at // B == seq.computed // B else lease.blocks[at // B]
-        return self.arena[block][at % B]
+    def slots(self, seq: Live, group: int) -> list[tuple[Slot, bool]]:
+        """What the next row sees in a group of layers, from its window's first position on."""
+        lease, window = seq.lease, self.layout.groups[group].window
+        first = 0 if window is None else max(0, seq.computed + 1 - window)
+        found = []
+        for at in range(first, seq.computed):
+            staged = lease.open is not None and at // B == seq.computed // B
+            found.append(self.arena[lease.open if staged else lease.tables[group][at // B]][at % B])  # type: ignore[index]
+        return found
 
     def verify(self, seq: Live) -> None:
-        for at in range(seq.computed):
-            prefix, tainted = self.slot(seq, at)
-            assert prefix == tuple(seq.tokens[: at + 1]), f"token {at} reads another's bytes"
-            assert not (tainted and seq.lease.exact), f"token {at} of an exact sequence reads what was recoded"
+        for group in range(len(self.layout.groups)):
+            slots = self.slots(seq, group)
+            for at, (prefix, tainted) in enumerate(slots, seq.computed - len(slots)):
+                assert prefix == tuple(seq.tokens[: at + 1]), f"token {at} reads another's bytes"
+                assert not (tainted and seq.lease.exact), f"token {at} of an exact sequence reads what was recoded"
 
     @invariant()
     def holds(self) -> None:
@@ -218,7 +250,36 @@ class StagedMachine(RuleBasedStateMachine):
 class RecodeMachine(StagedMachine):
     """Stored as bf16, written where it is stored; recoded to int8."""
 
-    layout = ArenaLayout(("bf16", "int8"), (100, 50), 12, 200, staged=False, slots=(2, 4), first=(0, 24))
+    recoded = "int8"
+    layout = ArenaLayout(("bf16", "int8"), (100, 50), 12, 200, staged=False, slots=(2, 4), first=(0, 24), kept=(0, 0))
+
+
+def windowed(*windows: int | None, slabs: int, codecs: tuple[str, ...]) -> ArenaLayout:
+    """A group of layers for each window; blocks of 100 bytes in bf16."""
+    groups = tuple(LayerGroup(1, window) for window in windows)
+    geometry = KvGeometry(len(groups), 1, 25, block_tokens=B, v_dim=0, groups=groups)
+    found = geometry.layout(slabs * 200, codecs[0], codecs[1:])
+    return found
+
+
+class WindowMachine(StagedMachine):
+    """Layers that see everything, and some that see 6 tokens; all written where they are stored."""
+
+    recoded = "int8"
+    layout = windowed(None, 6, slabs=16, codecs=("bf16", "int8"))
+
+
+class AllWindowsMachine(StagedMachine):
+    """Two groups of layers, and none that sees everything."""
+
+    recoded = "int8"
+    layout = windowed(9, 5, slabs=16, codecs=("bf16", "int8"))
+
+
+class StagedWindowsMachine(StagedMachine):
+    """Three groups of layers stored as int8, the first recoded to int4."""
+
+    layout = windowed(None, 9, 4, slabs=24, codecs=("int8", "int4"))
 
 
 ALL = list(HealthCheck)
@@ -232,10 +293,15 @@ def machine(kind: type[StagedMachine]) -> type[TestCase]:
 
 TestStaged = machine(StagedMachine)
 TestRecode = machine(RecodeMachine)
+TestWindows = machine(WindowMachine)
+TestAllWindows = machine(AllWindowsMachine)
+TestStagedWindows = machine(StagedWindowsMachine)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", [StagedMachine, RecodeMachine])
+@pytest.mark.parametrize(
+    "kind", [StagedMachine, RecodeMachine, WindowMachine, AllWindowsMachine, StagedWindowsMachine]
+)
 def test_for_long(kind: type[StagedMachine]) -> None:
     long = settings(max_examples=500, stateful_step_count=60, deadline=None, suppress_health_check=ALL)
     run_state_machine_as_test(kind, settings=long)

@@ -11,7 +11,7 @@ from tenure.cache.lease import Held, LeaseId
 from tenure.cache.leaves import Leaves
 from tenure.cache.ledger import Ledger
 from tenure.cache.pool import FREE, BlockPool
-from tenure.cache.radix import Node, RadixIndex, Usable
+from tenure.cache.radix import NO_BLOCK, Node, RadixIndex, Usable
 from tenure.errors import Corrupt
 from tenure.types import Key
 
@@ -56,15 +56,22 @@ def check_pool(pool: BlockPool, index: RadixIndex, leases: Iterable[Held]) -> No
     for held in leases:
         shared = held.shared()
         lease = held.lease
-        blocks = [*lease.blocks] if lease.open is None else [*lease.blocks, lease.open]
+        blocks = [block for table in lease.tables for block in table if block != NO_BLOCK]
+        blocks += [] if lease.open is None else [lease.open]
         refs.update(blocks)
         require(len(set(blocks)) == len(blocks), "a lease holds a block twice")
-        own = [*lease.blocks[: len(held.nodes)], *([lease.open] if held.tail and lease.open is not None else [])]
-        own = own if lease.open is not None else [*lease.blocks[: len(shared)]]
-        require(own == [node.block for node in shared], "a lease's blocks are not those of its nodes")
+        known = len(shared) if lease.open is None else len(held.nodes)
+        for group, (table, seen) in enumerate(zip(lease.tables, held.seen, strict=True)):
+            own = [NO_BLOCK if i < seen else node.blocks[group] for i, node in enumerate(shared[:known])]
+            require(list(table[:known]) == own, "a lease's blocks are not those of its nodes")
+            next_row = max(lease.committed_tokens, lease.reused_tokens)
+            first = pool.groups[group].first(next_row, index.block_tokens)
+            require(seen <= first, "a lease has let go of a block that it sees")
+        if lease.open is not None and held.tail:
+            require(held.tail.blocks == [lease.open], "a lease's open block is not that of its tail")
         private.extend(held.private())
     free = pool.free_ids()
-    resident = [node.block for node in index.nodes.values()]
+    resident = [block for node in index.nodes.values() for block in node.blocks if block != NO_BLOCK]
     require(
         sorted([*free, *resident, *private]) == pool.ids(),
         "free, resident and private blocks do not partition the ids",
@@ -81,17 +88,20 @@ def check_pool(pool: BlockPool, index: RadixIndex, leases: Iterable[Held]) -> No
 
 
 def check_leaves(leaves: Leaves, pool: BlockPool, index: RadixIndex, usable: Usable | None) -> None:
-    """Evictable are exactly the idle blocks without kids; behind idle ones all are idle; no idle tail is held twice."""
+    """Evictable are exactly the leaves that nobody has, and of other blocks what windows have left; behind what nobody
+    has nobody has anything; no idle tail is held twice."""
     for node in index.nodes.values():
-        idle = pool.refs[node.block] == 0
-        require((node in leaves) == (idle and not node.kids), "evictable leaves are not the idle blocks without kids")
+        leaf = not node.holds and not node.kids
+        require((node in leaves) == leaf, "evictable leaves are not the idle blocks without kids")
+        for part in node.parts:
+            idle = not leaf and part.block != NO_BLOCK and pool.refs[part.block] == 0
+            require((part in leaves) == idle, "evictable parts are not what windows have left of blocks that stay")
     for parent in (*index.roots.values(), *index.nodes.values()):
-        idle = parent.parent is not None and pool.refs[parent.block] == 0
-        leased = [pool.refs[kid.block] > 0 for kid in parent.kids]
-        require(not idle or not any(leased), "a leased block stands behind an idle one")
-        for kid, is_leased in zip(parent.kids, leased, strict=True):
+        idle = parent.parent is not None and not parent.holds
+        require(not idle or not any(kid.holds for kid in parent.kids), "a leased block stands behind an idle one")
+        for kid in parent.kids:
             require(
-                is_leased or len(kid.tokens) == index.block_tokens or not index.is_head(parent, kid.tokens, usable),
+                kid.holds > 0 or len(kid.tokens) == index.block_tokens or not index.is_head(parent, kid.tokens, usable),
                 "an idle tail is held again as the head of its sibling",
             )
     leaves.check()
@@ -99,6 +109,10 @@ def check_leaves(leaves: Leaves, pool: BlockPool, index: RadixIndex, usable: Usa
 
 def check_leases(leases: Mapping[LeaseId, Held], promises: Mapping[Key, LeaseId], block_tokens: int) -> None:
     """Leases know what they committed, and every promise belongs to one that lives."""
+    holds = Counter(node.key for held in leases.values() for node in held.shared())
+    for held in leases.values():
+        for node in held.shared():
+            require(node.holds == holds[node.key], "a block miscounts the leases that have it")
     promised = {key: lease for lease, held in leases.items() for key in held.promised}
     require(promised == promises, "the promises are not those of the live leases")
     for lease, held in leases.items():

@@ -15,40 +15,38 @@ class Finder:
     """Looks along the tokens of a prompt, over the roots that its scope and the declared prefixes give. Asks only."""
 
     def __init__(self, index: RadixIndex, roots: Roots, ghosts: Ghosts) -> None:
-        self._index = index
-        self._roots = roots
+        self.index = index
+        self.roots = roots
         self._ghosts = ghosts
         self._size = index.block_tokens
 
-    def walk(
-        self, scope: Scope, tokens: Sequence[Token], limit: int, *, exact: bool = False
-    ) -> tuple[list[Node], Key]:
+    def walk(self, scope: Scope, tokens: Sequence[Token], limit: int, *, exact: bool = False) -> tuple[list[Node], Key]:
         """The full blocks that hold tokens[:limit], and the key that the next one follows. Unless it must be `exact`,
         recoded ones when they reach further."""
-        common = self._roots.common(scope, tokens)
-        behind = self._roots.first(scope, common)
-        path = self._index.walk(behind, tokens, min(limit, self._size * common) if common else limit)
+        common = self.roots.common(scope, tokens)
+        behind = self.roots.first(scope, common)
+        path = self.index.walk(behind, tokens, min(limit, self._size * common) if common else limit)
         if common and len(path) == common:
-            behind = self._roots.fork(scope, path[-1].key)
-            path += self._index.walk(behind, tokens, limit, self._size * common)
-        if self._index.recoded and not exact and len(path) >= common:
-            path = self._index.recoded_walk(path, behind, tokens, limit, common)
+            behind = self.roots.fork(scope, path[-1].key)
+            path += self.index.walk(behind, tokens, limit, self._size * common)
+        if self.index.recoded and not exact and len(path) >= common:
+            path = self.index.recoded_walk(path, behind, tokens, limit, common)
         return path, behind if not path or len(path) == common else path[-1].key
 
     def behind(self, scope: Scope, nodes: Sequence[Node], common: int) -> Node:
         """Behind which node the block after `nodes` goes, when `common` blocks belong to all tenants."""
         if nodes and len(nodes) != common:
             return nodes[-1]
-        key = self._roots.fork(scope, nodes[-1].key) if nodes else self._roots.first(scope, common)
-        return self._index.root(key)
+        key = self.roots.fork(scope, nodes[-1].key) if nodes else self.roots.first(scope, common)
+        return self.index.root(key)
 
     def lost(self, scope: Scope, tokens: Sequence[Token], matched: int) -> Lost:
         """What of tokens[matched:] was held once, as far as the ghosts know; the newest token is always computed."""
         limit = len(tokens) - 1
         path, behind = self.walk(scope, tokens, min(matched, limit))
         at, again, first = self._size * len(path), 0, None
-        names = self._roots.chain(scope, tokens, len(path), behind)
-        common = self._roots.common(scope, tokens)
+        names = self.roots.chain(scope, tokens, len(path), behind)
+        common = self.roots.common(scope, tokens)
         for name in (*names, None):
             ids = tokens[at : min(limit, at + self._size)]
             found = self._ghosts.find(behind, ids)
@@ -61,5 +59,5 @@ class Finder:
             if shared < self._size or name is None:
                 break
             at += self._size
-            behind = self._roots.fork(scope, name) if at == self._size * common else name
+            behind = self.roots.fork(scope, name) if at == self._size * common else name
         return Lost(again, first, older=False)

@@ -13,13 +13,15 @@ from tenure.cache.ghosts import Ghosts
 from tenure.cache.lease import Grant, Held, Lease, LeaseId
 from tenure.cache.leaves import Leaves
 from tenure.cache.ledger import Ledger
-from tenure.cache.plan import Ask, Head, Lost, Match, Plan, Shortfall
+from tenure.cache.plan import Ask, Goes, Head, Lost, Match, Plan, Shortfall
+from tenure.cache.plans import Plans
 from tenure.cache.pool import STORED, BlockPool, SlabPool
-from tenure.cache.radix import Node, RadixIndex, Usable
+from tenure.cache.radix import NO_BLOCK, Node, Part, RadixIndex
 from tenure.cache.recode import Recoded, RecodePlan, Recoder
 from tenure.cache.supply import Supply
+from tenure.cache.windows import Windows
 from tenure.errors import StalePlan
-from tenure.events import BlockGone, BlockMerged, BlockReused, BlockStored, CacheCleared, FactLog
+from tenure.events import BlockGone, BlockMerged, BlockReused, BlockStored, CacheCleared, FactLog, WindowGone
 from tenure.policy.base import EvictionPolicy
 from tenure.spec import ArenaLayout, Codec
 from tenure.types import BlockId, CopyOp, Fate, Key, KindCounts, PoolCounts, Scope, Token
@@ -55,20 +57,20 @@ class KvCache:
         self._pool = BlockPool(pool, codec.name) if isinstance(pool, int) else SlabPool(pool)
         self._tails = codec.head_reusable or self.staged
         """Whether heads of blocks are reused: of those whose values are unquantised."""
-        self._usable: Usable | None = None
-        if len(self._pool.codecs) > 1:
-            self._usable = self._is_usable
         self._index = RadixIndex(block_tokens)
         self._roots = keys.Roots(block_tokens, shared)
         self._owners: dict[Key, str] = {}
         """The tenants of the roots that have blocks."""
         self.ghosts = ghosts if ghosts is not None else Ghosts(0)
-        self._leaves = Leaves(eviction, self._pool, block_tokens)
+        self._leaves = Leaves(eviction, block_tokens)
+        self._windows = Windows(self._pool, self._leaves, block_tokens)
         self._leases: dict[LeaseId, Held] = {}
         self._find = Finder(self._index, self._roots, self.ghosts)
         self._supply = Supply(self._pool, self._leaves, self._leases, block_tokens)
         self._promises: dict[Key, LeaseId] = {}
-        self._recoder = Recoder(self._pool, self._index, self._leaves, self._leases, self._promises)
+        self._plans = Plans(self._pool, self._find, self._supply, self._windows, self._promises, tails=self._tails)
+        self._usable = self._plans.usable
+        self._recoder = Recoder(self._pool, self._index, self._supply, self._windows, self._leases, self._promises)
         self._ids = count(1)
         self._epoch = 0
         self.ledger = Ledger()
@@ -106,25 +108,16 @@ class KvCache:
 
     def match(self, scope: Scope, tokens: Sequence[Token], *, exact: bool = False) -> Match:
         """The longest reusable prefix of all of `tokens`. Stamps nothing."""
-        path, head, behind = self._reach(scope, tokens, len(tokens), exact)
-        start = self._size * len(path)
-        awaited = None
-        if self._promises and start + self._size <= len(tokens):
-            awaited = self._promises.get(keys.chain(behind, tokens[start : start + self._size]))
-        return Match(
-            start + (head.tokens if head else 0),
-            tuple(node.key for node in path),
-            tuple(node.block for node in path),
-            head,
-            awaited,
-        )
+        return self._plans.match(scope, tokens, exact)
 
     def plan(self, ask: Ask, now: float) -> Plan | Shortfall:
         """How to give what is asked, or why it cannot be given.
 
         For a new sequence reuse is matched over tokens[:-1]: the last token is always computed, for its logits.
         """
-        return self._plan_start(ask, now) if ask.lease is None else self._plan_growth(ask.lease, ask.room, now)
+        if ask.lease is None:
+            return self._plans.start(self._epoch, ask, now)
+        return self._plans.growth(self._epoch, ask.lease, len(self._held(ask.lease).nodes), ask.room, now)
 
     def tip(self, lease: Lease) -> Key | None:
         """The key of its last full block that is shareable; None when there is none."""
@@ -133,6 +126,10 @@ class KvCache:
 
     def lost(self, scope: Scope, tokens: Sequence[Token], matched: int) -> Lost:
         """What of tokens[matched:] was held once, as far as the ghosts know; the newest token is always computed."""
+        if self._windows:
+            held = self._size * len(self._find.walk(scope, tokens, len(tokens) - 1)[0])
+            if held > matched:
+                return Lost(held - matched, None, older=False, window=True)
         return self._find.lost(scope, tokens, matched)
 
     def recodable(self, lease: Lease) -> int:
@@ -150,12 +147,14 @@ class KvCache:
     def leaked(self) -> int:
         """Blocks that are neither free, cached nor of any lease; 0 unless there is a bug."""
         private = sum(len(held.private()) for held in self._leases.values())
-        return self._pool.used - len(self._index.nodes) - private
+        cached = sum(len(node.blocks) - node.blocks.count(NO_BLOCK) for node in self._index.nodes.values())
+        return self._pool.used - cached - private
 
     def freed_by(self, lease: Lease) -> int:
-        """Blocks that only this lease holds: what its release would make free or evictable."""
+        """Blocks that only this lease holds, of the first group of layers: what its release would make free or
+        evictable."""
         own = lease.open is not None and self._pool.refs[lease.open] == 1
-        return own + sum(self._pool.refs[block] == 1 for block in lease.blocks)
+        return own + sum(self._pool.refs[block] == 1 for block in lease.blocks if block != NO_BLOCK)
 
     def check(self) -> None:
         """Verify every invariant; raises Corrupt with a sentence naming the one that does not hold."""
@@ -174,44 +173,36 @@ class KvCache:
         self._epoch += 1
         nodes = [self._index.nodes[key] for key in plan.reused]
         source = self._index.nodes[plan.head.key] if plan.head else None
-        for key in plan.victims:
-            self._evict(self._index.nodes[key], Fate.DROPPED, self._eviction.name, "room", now)
-        taken = self._pool.take(plan.takes)
+        self._make_room(plan.goes, "room", now)
+        stored, opened = self._supply.take(plan.takes)
         if plan.lease is not None:
             held = self._leases[plan.lease.id]
-            blocks = (*plan.lease.blocks, *taken)
-            held.lease = replace(plan.lease, blocks=blocks, room=self._supply.room(len(blocks)))
+            tables = tuple((*had, *new) for had, new in zip(plan.lease.tables, stored, strict=True))
+            held.lease = replace(plan.lease, tables=tables, room=self._supply.room(tables))
             return Grant(held.lease, ())
-        opened = self._pool.take(plan.opens, self._pool.staging)
-        for node in nodes:
+        seen = self._windows.seen(plan.reused_tokens)
+        for i, node in enumerate(nodes):
             self._reuse(node, len(node.tokens), now)
-            self._hold(node)
+            self._windows.hold(node, i, seen)
         tail: Node | None = None
         copies: tuple[CopyOp, ...] = ()
         if plan.head and source:
-            self._reuse(source, plan.head.tokens, now)
-            if plan.head.whole:
-                tail = source
-                self._hold(tail)
-            else:
-                copies = (CopyOp(source.block, (opened or taken)[0]),)
-                if source in self._leaves:  # it was just used: let it queue again
-                    self._leaves.discard(source)
-                    self._leaves.add(source)
-        here = [node.block for node in nodes]
-        if tail:
-            (opened if self.staged else here).append(tail.block)
+            into = opened or [new[0] for new in stored if new]
+            tail, copies = self._take_head(plan.head, source, into, len(nodes), now)
+        tables = self._windows.tables(nodes, seen, stored, tail if tail and not self.staged else None)
+        if tail and self.staged:
+            opened = tail.blocks
         lease = Lease(
             LeaseId(next(self._ids)),
             plan.scope,
-            (*here, *taken),
+            tables,
             plan.reused_tokens,
             self._size * len(nodes),
-            self._supply.room(len(here) + len(taken)),
+            self._supply.room(tables),
             opened[0] if opened else None,
             plan.exact,
         )
-        self._leases[lease.id] = Held(lease, nodes, tail, set(plan.promises))
+        self._leases[lease.id] = Held(lease, nodes, tail, set(plan.promises), seen)
         self._promises.update(dict.fromkeys(plan.promises, lease.id))
         return Grant(lease, copies)
 
@@ -235,19 +226,22 @@ class KvCache:
         """A lease on the full blocks that hold `tokens`, of which nothing more is computed; None when there are none.
         Release it with its own `committed_tokens`."""
         path, _ = self._find.walk(scope, tokens, len(tokens))
+        path = path[: self._windows.whole(path)]
         if not path:
             return None
         self._epoch += 1
-        for node in path:
-            self._hold(node)
         held = self._size * len(path)
-        lease = Lease(LeaseId(next(self._ids)), scope, tuple(node.block for node in path), held, held, held, exact=True)
-        self._leases[lease.id] = Held(lease, path, None, set())
+        seen = self._windows.seen(held)
+        for i, node in enumerate(path):
+            self._windows.hold(node, i, seen)
+        tables = self._windows.tables(path, seen, [[] for _ in seen], None)
+        lease = Lease(LeaseId(next(self._ids)), scope, tables, held, held, held, exact=True)
+        self._leases[lease.id] = Held(lease, path, None, set(), seen)
         return lease
 
     def let_go(self, scope: Scope, tokens: Sequence[Token], now: float, by: str, reason: str) -> int:
         """Drop what of `tokens` nobody leases and no other prompt goes on from; the number of blocks."""
-        path, head, _ = self._reach(scope, tokens, len(tokens))
+        path, head, _ = self._plans.reach(scope, tokens, len(tokens), all_held=True)
         self._epoch += 1
         tail = [self._index.nodes[head.key]] if head and head.whole else []
         dropped = 0
@@ -263,8 +257,7 @@ class KvCache:
         if plan.epoch != self._epoch:
             raise StalePlan(f"planned at epoch {plan.epoch}, applied at {self._epoch}")
         self._epoch += 1
-        for key in plan.victims:
-            self._evict(self._index.nodes[key], Fate.DROPPED, self._eviction.name, "room to recode", now)
+        self._make_room(plan.goes, "room to recode", now)
         made, renamed = self._recoder.apply(plan)
         for node, key, block in renamed:
             self._told_recoded(node, key, block, by, now)
@@ -272,7 +265,8 @@ class KvCache:
 
     def _told_recoded(self, node: Node, key: Key, block: BlockId, by: str, now: float) -> None:
         owner, idle, age = self._owner(node), now - node.last_used, now - node.created
-        reason = f"recoded to {self._pool.codec(node.block)}" if block != node.block else "stands on a recoded block"
+        now_in = node.blocks[0]
+        reason = f"recoded to {self._pool.codec(now_in)}" if block != now_in else "stands on a recoded block"
         self._facts.emit(BlockGone(now, key, block, DEVICE, Fate.RECODED, by, reason, 0, idle, age, tenant=owner))
         self._told_stored(node, now)
 
@@ -297,11 +291,8 @@ class KvCache:
         for block in private:
             self._pool.unhold(block)
         self._pool.give(private)
-        for node in reversed(shared):
-            if self._pool.unhold(node.block):
-                node.last_used = now
-                if not node.kids:
-                    self._leaves.add(node)
+        for i in range(len(shared) - 1, -1, -1):
+            self._windows.unhold(shared[i], i, held.seen, now)
         if bad:
             self._revoke(shared[computed // self._size :], why, now)
         elif held.tail and held.tail.parent and self._index.is_head(held.tail.parent, held.tail.tokens, self._usable):
@@ -313,6 +304,10 @@ class KvCache:
         idle = [node for node in self._index.nodes.values() if self._idle(node)]
         for node in sorted(idle, key=lambda node: -node.depth):
             self._evict(node, Fate.DROPPED, "operator", "reset", now)
+        for node in list(self._index.nodes.values()):
+            for part in node.parts:
+                if part in self._leaves:
+                    self._shed(part, "operator", "reset", now)
         self._facts.emit(CacheCleared(now, len(idle)))
         return len(idle)
 
@@ -325,75 +320,18 @@ class KvCache:
         return held
 
     def _idle(self, node: Node) -> bool:
-        return self._pool.refs[node.block] == 0
+        return not node.holds
 
-    def _is_usable(self, node: Node) -> bool:
-        """Whether the head of a block serves who goes on from the block before it."""
-        above = node.parent is not None and node.parent.recoded
-        return above == node.recoded and self._pool.unquantised(node.block)
-
-    def _plan_growth(self, lease: Lease, room: int, now: float) -> Plan | Shortfall:
-        self._held(lease)
-        takes = max(0, self._supply.stored(room) - len(lease.blocks))
-        short = self._supply.shortfall(takes, 0, ())
-        if short:
-            return short
-        victims = self._supply.victims(takes, 0, now, ())
-        return Plan(self._epoch, lease.scope, lease.exact, lease, (), None, takes, 0, victims, (), 0, takes)
-
-    def _plan_start(self, ask: Ask, now: float) -> Plan | Shortfall:
-        if not ask.tokens or ask.room < len(ask.tokens):
-            raise ValueError(f"room for {ask.room} tokens asked for a sequence of {len(ask.tokens)}")
-        path, head, behind = self._reach(ask.scope, ask.tokens, 0 if ask.fresh else len(ask.tokens) - 1, ask.exact)
-        takes, opens = self._supply.needs(ask.room, len(path), head)
-        sources = [self._index.nodes[head.key]] if head else []
-        spared = {node for node in (*path, *sources) if self._idle(node)}
-        if head and self._supply.shortfall(takes, opens, spared):
-            head = None  # its block is needed: better to compute a few tokens again than not to start
-            takes, opens = self._supply.needs(ask.room, len(path), head)
-            spared.intersection_update(path)
-        short = self._supply.shortfall(takes, opens, spared)
-        if short:
-            return short
-        return Plan(
-            epoch=self._epoch,
-            scope=ask.scope,
-            exact=ask.exact,
-            lease=None,
-            reused=tuple(node.key for node in path),
-            head=head,
-            takes=takes,
-            opens=opens,
-            victims=self._supply.victims(takes, opens, now, spared),
-            promises=self._open_keys(ask.scope, ask.tokens, len(path), behind),
-            reused_tokens=self._size * len(path) + (head.tokens if head else 0),
-            leases=takes + sum(map(self._idle, path)) + (head is not None and head.whole),
-        )
-
-    def _reach(
-        self, scope: Scope, tokens: Sequence[Token], limit: int, exact: bool = False
-    ) -> tuple[list[Node], Head | None, Key]:
-        """The full blocks, the longest head behind them, and the key that what comes next follows."""
-        path, behind = self._find.walk(scope, tokens, limit, exact=exact)
-        start = self._size * len(path)
-        parent = self._index.nodes.get(behind) or self._index.roots.get(behind)
-        if parent is None or not parent.kids or start == limit or not self._tails:
-            return path, None, behind
-        found = self._index.closest(parent, tuple(tokens[start : min(limit, start + self._size)]), self._usable)
-        if found is None:
-            return path, None, behind
-        node, n = found
-        whole = n == len(node.tokens) and self._idle(node)
-        return path, Head(node.key, node.block, n, whole), behind
-
-    def _open_keys(self, scope: Scope, tokens: Sequence[Token], held: int, behind: Key) -> tuple[Key, ...]:
-        """Keys of the full blocks behind the `held` first that nobody computes yet."""
-        rest = self._roots.chain(scope, tokens, held, behind)
-        return tuple(key for key in rest if key not in self._promises)
-
-    def _hold(self, node: Node) -> None:
-        self._leaves.discard(node)
-        self._pool.hold(node.block)
+    def _take_head(
+        self, head: Head, source: Node, into: Sequence[BlockId], i: int, now: float
+    ) -> tuple[Node | None, tuple[CopyOp, ...]]:
+        """The tail to take over as block i, or the copies of a head into the first blocks taken."""
+        self._reuse(source, head.tokens, now)
+        if head.whole:
+            self._windows.hold(source, i, [0] * len(source.blocks))
+            return source, ()
+        self._windows.refresh(source)
+        return None, tuple(CopyOp(had, new) for had, new in zip(source.blocks, into, strict=True))
 
     def _reuse(self, node: Node, tokens: int, now: float) -> None:
         self._facts.emit(BlockReused(now, node.key, DEVICE, tokens, now - node.last_used, tenant=self._owner(node)))
@@ -402,23 +340,27 @@ class KvCache:
     def _commit_full(self, held: Held, tokens: Sequence[Token], computed: int, now: float) -> None:
         self._epoch += 1
         self._withdraw(held, now)
-        blocks = list(held.lease.blocks)
+        tables = [list(table) for table in held.lease.tables]
         scope = held.lease.scope
         common = self._roots.common(scope, tokens)
         for i in range(len(held.nodes), computed // self._size):
             ids = tuple(tokens[self._size * i : self._size * (i + 1)])
             parent = self._find.behind(scope, held.nodes, common)
-            node = self._index.child(parent, ids)
+            node, ours = self._index.child(parent, ids), [table[i] for table in tables]
             if node is None:
-                node = self._store(scope, parent, ids, blocks[i], now)
+                node = self._store(scope, parent, ids, ours, now)
             else:
-                self._merge(node, blocks[i], now)
-                blocks[i] = node.block
+                self._merge(node, ours, now)
+                for table, block in zip(tables, node.blocks, strict=True):
+                    table[i] = block
             if node.key in held.promised:
                 held.promised.discard(node.key)
                 del self._promises[node.key]
             held.nodes.append(node)
-        held.lease = replace(held.lease, blocks=tuple(blocks), committed_tokens=self._size * len(held.nodes))
+        full = self._size * len(held.nodes)
+        held.lease = replace(held.lease, tables=tuple(map(tuple, tables)), committed_tokens=full)
+        if self._windows:
+            held.lease = replace(held.lease, tables=self._windows.slide(held, full, now))
 
     def _commit_tail(self, held: Held, tokens: Sequence[Token], computed: int, now: float) -> None:
         start = held.lease.committed_tokens
@@ -431,8 +373,8 @@ class KvCache:
         parent = self._find.behind(scope, held.nodes, self._roots.common(scope, tokens))
         if self._index.child(parent, ids) is None and not self._index.is_head(parent, ids, self._usable):
             lease = held.lease
-            block = lease.blocks[len(held.nodes)] if lease.open is None else lease.open
-            held.tail = self._store(scope, parent, ids, block, now)
+            blocks = [table[len(held.nodes)] for table in lease.tables] if lease.open is None else [lease.open]
+            held.tail = self._store(scope, parent, ids, blocks, now)
 
     def _withdraw(self, held: Held, now: float) -> None:
         """Take back the lease's own tail, because its block now holds more."""
@@ -440,9 +382,11 @@ class KvCache:
             self._forget(held.tail, Fate.DUPLICATE, "cache", "its owner wrote on", now)
             held.tail = None
 
-    def _store(self, scope: Scope, parent: Node, ids: tuple[Token, ...], block: BlockId, now: float) -> Node:
-        """Make a leased block shareable; an idle tail that it continues goes, since its tokens are held twice now."""
-        node = self._index.attach(parent, keys.chain(parent.key, ids), ids, block, now)
+    def _store(self, scope: Scope, parent: Node, ids: tuple[Token, ...], blocks: list[BlockId], now: float) -> Node:
+        """Make leased blocks shareable; an idle tail that they continue goes, since its tokens are held twice now."""
+        node = self._index.attach(parent, keys.chain(parent.key, ids), ids, blocks, now)
+        node.holds = 1
+        self._windows.watch(node, now)
         if not parent.parent and parent.key not in self._owners:
             everyone = parent.key == self._roots.first(scope, 1)
             self._owners[parent.key] = "" if everyone else scope.tenant
@@ -455,25 +399,48 @@ class KvCache:
 
     def _told_stored(self, node: Node, now: float) -> None:
         above = node.parent.key if node.parent and node.parent.parent else None
-        codec, ids, owner = self._pool.codec(node.block), node.tokens, self._owner(node)
-        self._facts.emit(BlockStored(now, node.key, above, node.block, DEVICE, codec, len(ids), ids, tenant=owner))
+        block, ids, owner = node.blocks[0], node.tokens, self._owner(node)
+        codec = self._pool.codec(block if block != NO_BLOCK else node.parts[0].block)
+        self._facts.emit(BlockStored(now, node.key, above, block, DEVICE, codec, len(ids), ids, tenant=owner))
 
-    def _merge(self, node: Node, ours: BlockId, now: float) -> None:
-        """Two sequences computed the same block: lease the one that is held and give ours back."""
-        self._hold(node)
+    def _merge(self, node: Node, ours: list[BlockId], now: float) -> None:
+        """Two sequences computed the same block: lease the one that is held and give ours back, or let it have ours
+        where a window had left it."""
+        self._windows.hold(node, 0, [block == NO_BLOCK for block in node.blocks])
         node.last_used = now
-        self._pool.unhold(ours)
-        self._pool.give([ours])
-        self._facts.emit(BlockMerged(now, node.key, node.block, ours))
+        for g, block in enumerate(ours):
+            if node.blocks[g] == NO_BLOCK:
+                node.blocks[g] = block
+            else:
+                self._pool.unhold(block)
+                self._pool.give([block])
+        self._facts.emit(BlockMerged(now, node.key, node.blocks[0], ours[0]))
+
+    def _make_room(self, goes: Goes, reason: str, now: float) -> None:
+        by = self._eviction.name
+        for key, group in goes.parts:
+            parts = self._index.nodes[key].parts
+            self._shed(next(part for part in parts if part.group == group), by, reason, now)
+        for key in goes.victims:
+            self._evict(self._index.nodes[key], Fate.DROPPED, by, reason, now)
+
+    def _shed(self, part: Part, by: str, reason: str, now: float) -> None:
+        """Let go of what a window had left."""
+        node, block, window = part.node, part.block, self._pool.groups[part.group].window or 0
+        self._leaves.discard(part)
+        node.blocks[part.group] = NO_BLOCK
+        self._pool.give([block])
+        idle, owner = now - part.last_used, self._owner(node)
+        self._facts.emit(WindowGone(now, node.key, block, window, by, reason, idle, tenant=owner))
 
     def _evict(self, leaf: Node, fate: Fate, by: str, reason: str, now: float) -> None:
         """Let go of an idle leaf and its block."""
         self._leaves.discard(leaf)
         self._forget(leaf, fate, by, reason, now)
-        self._pool.give([leaf.block])
+        self._pool.give(block for block in leaf.blocks if block != NO_BLOCK)
         parent = leaf.parent
-        if parent and parent.parent and not parent.kids and self._idle(parent):
-            self._leaves.add(parent)
+        if parent and parent.parent:
+            self._windows.file(parent)
 
     def _revoke(self, nodes: list[Node], why: str, now: float) -> None:
         """Let go of what is bad, from the first of `nodes` that nobody leases: all behind an idle block is idle."""
@@ -491,7 +458,8 @@ class KvCache:
         if lost:
             self.ghosts.add(leaf.key, leaf.parent.key, leaf.tokens, fate, by, now)
         idle, age, owner = now - leaf.last_used, now - leaf.created, self._owner(leaf)
-        self._facts.emit(BlockGone(now, leaf.key, leaf.block, DEVICE, fate, by, reason, lost, idle, age, tenant=owner))
+        block = leaf.blocks[0]
+        self._facts.emit(BlockGone(now, leaf.key, block, DEVICE, fate, by, reason, lost, idle, age, tenant=owner))
         if leaf.scope_digest not in self._index.roots:
             del self._owners[leaf.scope_digest]
 

@@ -10,16 +10,17 @@ from tenure.cache.lease import Lease, LeaseId
 from tenure.policy.base import Shortfall
 from tenure.types import BlockId, Key, Scope, Token
 
-__all__ = ["Ask", "Head", "Lost", "Match", "Plan", "Shortfall"]
+__all__ = ["Ask", "Goes", "Head", "Lost", "Match", "Plan", "Shortfall", "Takes"]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first `tokens` tokens of a held block that can be taken by copying it; `whole` when it is a tail held
-    by nobody that matched to its end, so that it can be taken over as it is."""
+    """The first `tokens` tokens of a node that can be taken by copying its blocks; `whole` when it is a tail held by
+    nobody that matched to its end, so that it can be taken over as it is."""
 
     key: Key
     block: BlockId
+    """That of the first group of layers."""
     tokens: int
     whole: bool
 
@@ -53,6 +54,23 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Takes:
+    """Blocks to take from the free ones: `stored` for each group of layers, and to stage what is not full: 1 or 0."""
+
+    stored: tuple[int, ...]
+    opens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goes:
+    """What is evicted to make room: first what windows have left of some blocks, by group of layers; then `victims`
+    with all they have, in order: each is a leaf when its turn comes."""
+
+    parts: tuple[tuple[Key, int], ...] = ()
+    victims: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What `apply` would do, as data; good for one `epoch` of the cache."""
 
@@ -64,17 +82,18 @@ class Plan:
     """Full blocks to lease, in order."""
     head: Head | None
     """Taken over when whole, else copied into the first block taken."""
-    takes: int
-    """Stored blocks to take from the free ones, once the victims are gone."""
-    opens: int
-    """Blocks to take to stage what is not full yet: 1 or 0."""
-    victims: tuple[Key, ...]
-    """Blocks to evict, in order: each is a leaf when its turn comes."""
+    takes: Takes
+    """Once the victims are gone."""
+    goes: Goes
     promises: tuple[Key, ...]
     """Full blocks of the prompt that this sequence is going to compute."""
     reused_tokens: int
-    leases: int = 0
-    """Blocks that are leased afterwards and were not before."""
+    leases: int
+    """Blocks that are leased afterwards and were not before, in stored ones of the first group."""
+
+    @property
+    def victims(self) -> tuple[Key, ...]:
+        return self.goes.victims
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +104,5 @@ class Lost:
     tokens: int
     first: Ghost | None
     older: bool
+    window: bool = False
+    """They are held, but not what windows see from there."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tenure.errors import Corrupt
-from tenure.spec import ArenaLayout, codec
+from tenure.spec import ArenaLayout, LayerGroup, codec
 from tenure.types import BlockId, KindCounts, PoolCounts
 
 FREE = -1
 STORED = 0
-"""The kind of full blocks as they are stored, and of open ones too when these are written in the same form."""
+"""The kind of full blocks as they are stored, and of open ones too when these are written in the same form; of the
+first group of layers, when there are several."""
+
+Wanted = Sequence[tuple[int, int]]
+"""Kinds, and how many blocks of each; STORED first."""
 
 
 class Lack(NamedTuple):
@@ -27,6 +31,9 @@ class BlockPool:
 
     staging = STORED
     """The kind of open blocks."""
+    stored: tuple[int, ...] = (STORED,)
+    """The kind of stored blocks of each group of layers."""
+    groups: tuple[LayerGroup, ...] = (LayerGroup(1),)
 
     def __init__(self, total: int, codec: str = "bf16") -> None:
         if total < 1:
@@ -73,15 +80,18 @@ class BlockPool:
         """Whether the head of a block can be copied."""
         return codec(self.codec(block)).head_reusable
 
-    def lack(self, stored: int, staged: int, spared: Iterable[BlockId]) -> Lack | None:
-        """Why so many stored blocks, and staged ones beside them, cannot be had if all idle blocks may go but those
-        `spared`; None when they can. In a pool of one kind nothing is staged apart."""
-        evictable = self.cached - sum(1 for _ in spared)
-        return None if stored <= self.free + evictable else Lack(stored, self.free, evictable)
+    def lack(self, wanted: Wanted, spared: Iterable[BlockId]) -> Lack | None:
+        """Why these blocks cannot be had together if all idle ones may go but those `spared`; None when they can."""
+        evictable, needed = self.cached - sum(1 for _ in spared), sum(n for _, n in wanted)
+        return None if needed <= self.free + evictable else Lack(needed, self.free, evictable)
 
-    def room(self, stored: int, staged: int) -> Room:
+    def room(self, wanted: Wanted) -> Room:
         """How far free blocks go towards what is wanted, to be told which blocks would go."""
-        return Room(stored - self.free)
+        return Room(sum(n for _, n in wanted) - self.free)
+
+    def weigh(self, wanted: Wanted) -> int:
+        """Stored blocks of the first group that take as much room as these, at least."""
+        return sum(n for _, n in wanted)
 
     def free_ids(self) -> list[BlockId]:
         """A copy of the free ids, for audits."""
@@ -167,14 +177,16 @@ class SlabPool(BlockPool):
     """Blocks of several kinds in slabs; an empty slab serves any kind. Counts are in stored blocks: a slab of another
     kind counts as the stored blocks it could hold, leased while one of its blocks is.
 
-    One slab is kept for staging, so that whoever is alone can always stage a block.
+    Some slabs are kept for what is staged and for what windows see, so that whoever is alone can always go on.
     """
 
     def __init__(self, layout: ArenaLayout) -> None:
-        if layout.slabs < 1 + layout.staged:
+        if layout.blocks < 1:
             raise ValueError(f"an arena of {layout.slabs} slabs is too small for blocks of {len(layout.kinds)} kinds")
         self.layout = layout
         self.staging = layout.staging
+        self.stored = layout.stored
+        self.groups = layout.groups
         self.total = layout.blocks
         self.refs = [FREE] * layout.ids
         self.codecs = layout.kinds
@@ -187,12 +199,11 @@ class SlabPool(BlockPool):
         self.empty = list(range(layout.slabs - 1, -1, -1))
         self.free_of = [0] * len(layout.kinds)
         """Free places of each kind in slabs of that kind."""
-        self.kept: int | None = None
+        self.kept: frozenset[int] = frozenset()
         self._places: list[list[BlockId]] = [[] for _ in range(layout.slabs)]
         self._open: list[set[int]] = [set() for _ in layout.kinds]
         self._counts: PoolCounts | None = None
-        if layout.staged:
-            self.kept = self._cut(self.staging)
+        self.kept = frozenset(self._cut(kind) for kind, n in enumerate(layout.kept) for _ in range(n))
 
     # ---- ask
 
@@ -215,7 +226,7 @@ class SlabPool(BlockPool):
                 if kind == STORED:
                     leased += self.leased_in[slab]
                     cached += self.used_in[slab] - self.leased_in[slab]
-                elif kind is not None and slab != self.kept:
+                elif kind is not None and slab not in self.kept:
                     leased += each if self.leased_in[slab] else 0
                     cached += 0 if self.leased_in[slab] else each
             self._counts = PoolCounts(leased, cached, self.total - leased - cached, self.total)
@@ -237,7 +248,7 @@ class SlabPool(BlockPool):
     def codec(self, block: BlockId) -> str:
         return self.codecs[self.layout.kind(block)]
 
-    def lack(self, stored: int, staged: int, spared: Iterable[BlockId]) -> Lack | None:
+    def lack(self, wanted: Wanted, spared: Iterable[BlockId]) -> Lack | None:
         """Slabs in which something stays (leased or spared) serve their own kind; all others serve anyone."""
         slots = self.layout.slots
         stays = list(self.leased_in)
@@ -246,24 +257,24 @@ class SlabPool(BlockPool):
         anyones, own = len(self.empty), [0] * len(slots)
         for slab, kind in enumerate(self.kind_in):
             if kind is not None:
-                if stays[slab] or slab == self.kept:
+                if stays[slab] or slab in self.kept:
                     own[kind] += slots[kind] - stays[slab]
                 else:
                     anyones += 1
-        slabs = [-(-max(0, n - own[kind]) // slots[kind]) for kind, n in self._wanted(stored, staged)]
+        slabs = [-(-max(0, n - own[kind]) // slots[kind]) for kind, n in wanted]
         if sum(slabs) <= anyones:
             return None
-        each, free = slots[STORED], self.counts().free
+        each, free, stored = slots[STORED], self.counts().free, wanted[0][1]
         apart = each * sum(slabs[1:])
         needed = apart + max(stored, own[STORED]) if apart else stored
         return Lack(needed, free, max(0, own[STORED] + each * anyones - free))
 
-    def room(self, stored: int, staged: int) -> SlabRoom:
-        return SlabRoom(self, self._wanted(stored, staged))
+    def room(self, wanted: Wanted) -> SlabRoom:
+        return SlabRoom(self, wanted)
 
-    def room_for(self, kind: int, n: int) -> SlabRoom:
-        """As `room`, for blocks of one kind."""
-        return SlabRoom(self, [(kind, n)])
+    def weigh(self, wanted: Wanted) -> int:
+        slots = self.layout.slots
+        return sum(-(-n * slots[STORED] // slots[kind]) for kind, n in wanted)
 
     def free_ids(self) -> list[BlockId]:
         return [block for places in self._places for block in places]
@@ -292,7 +303,7 @@ class SlabPool(BlockPool):
             free_of[kind] += len(self._places[slab])
             if len(self._places[slab]) != slots[kind] - self.used_in[slab] or leased[slab] != self.leased_in[slab]:
                 raise Corrupt(f"slab {slab} miscounts what is in it")
-            if not self.used_in[slab] and slab != self.kept:
+            if not self.used_in[slab] and slab not in self.kept:
                 raise Corrupt(f"slab {slab} is empty and was not given back")
             if (slab in self._open[kind]) != bool(self._places[slab]):
                 raise Corrupt(f"slab {slab} is not filed by whether it has room")
@@ -333,7 +344,7 @@ class SlabPool(BlockPool):
         self.free_of[kind] += 1
         self._places[slab].append(block)
         self._open[kind].add(slab)
-        if not self.used_in[slab] and slab != self.kept:
+        if not self.used_in[slab] and slab not in self.kept:
             self.free_of[kind] -= self.layout.slots[kind]
             self._places[slab].clear()
             self._open[kind].discard(slab)
@@ -356,15 +367,11 @@ class SlabPool(BlockPool):
         self._open[kind].add(slab)
         return slab
 
-    def _wanted(self, stored: int, staged: int) -> list[tuple[int, int]]:
-        """Blocks wanted by kind, the stored ones first."""
-        return [(STORED, stored), (self.staging, staged)] if self.staging else [(STORED, stored + staged)]
-
 
 class SlabRoom(Room):
     """Room in slabs: a slab that would be empty serves any kind."""
 
-    def __init__(self, pool: SlabPool, wanted: list[tuple[int, int]]) -> None:
+    def __init__(self, pool: SlabPool, wanted: Wanted) -> None:
         self._pool = pool
         self._wanted = wanted
         self._free = list(pool.free_of)
@@ -389,6 +396,6 @@ class SlabRoom(Room):
             raise Corrupt(f"block {block} lies in an empty slab")
         used = self._used[slab] = self._used.get(slab, pool.used_in[slab]) - 1
         self._free[kind] += 1
-        if not used and slab != pool.kept:
+        if not used and slab not in pool.kept:
             self._free[kind] -= pool.layout.slots[kind]
             self._empty += 1

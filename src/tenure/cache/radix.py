@@ -15,30 +15,56 @@ from tenure.types import BlockId, Key, Token
 NO_BLOCK = BlockId(-1)
 
 
+class Part:
+    """The block of one group of layers of a node, when the group has a window: it can go alone."""
+
+    __slots__ = ("bucket", "group", "last_used", "node", "ticket")
+
+    def __init__(self, node: Node, group: int, now: float) -> None:
+        self.node = node
+        self.group = group
+        self.last_used = now
+        self.ticket = 0
+        self.bucket: Hashable = None
+
+    @property
+    def block(self) -> BlockId:
+        return self.node.blocks[self.group]
+
+
 class Node:
-    """A resident block, or a root (no tokens, no block). A tail holds fewer tokens than a full block, and no kids."""
+    """What is held of some tokens: a block for each group of layers, NO_BLOCK where a window has left it. Or a root (no
+    tokens, no block). A tail holds fewer tokens than a full block, and no kids."""
 
     __slots__ = (
-        "block",
+        "blocks",
         "bucket",
         "created",
         "depth",
         "heads",
+        "holds",
         "key",
         "kids",
         "last_used",
         "parent",
+        "parts",
         "recoded",
         "scope_digest",
         "ticket",
         "tokens",
     )
 
-    def __init__(self, parent: Node | None, key: Key, tokens: tuple[Token, ...], block: BlockId, now: float) -> None:
+    def __init__(
+        self, parent: Node | None, key: Key, tokens: tuple[Token, ...], blocks: list[BlockId], now: float
+    ) -> None:
         self.parent = parent
         self.key = key
         self.tokens = tokens
-        self.block = block
+        self.blocks = blocks
+        self.holds = 0
+        """Leases that it belongs to."""
+        self.parts: tuple[Part, ...] = ()
+        """Of the groups that have windows."""
         self.created = self.last_used = now
         self.depth: int = -1 if parent is None else parent.depth + 1
         self.scope_digest: Key = key if parent is None else parent.scope_digest
@@ -159,11 +185,11 @@ class RadixIndex:
 
     def root(self, key: Key) -> Node:
         """The root named `key`. A new one lasts from its first child to its last."""
-        return self.roots.get(key) or Node(None, key, (), NO_BLOCK, 0.0)
+        return self.roots.get(key) or Node(None, key, (), [], 0.0)
 
-    def attach(self, parent: Node, key: Key, ids: tuple[Token, ...], block: BlockId, now: float) -> Node:
-        """Add a block that holds `ids` behind `parent`."""
-        node = Node(parent, key, ids, block, now)
+    def attach(self, parent: Node, key: Key, ids: tuple[Token, ...], blocks: list[BlockId], now: float) -> Node:
+        """Add a node whose blocks hold `ids` behind `parent`."""
+        node = Node(parent, key, ids, blocks, now)
         node.recoded = parent.recoded
         at = bisect_left(parent.heads, ids)  # an exact block comes before the recoded one that holds the same
         parent.heads.insert(at, ids)
@@ -187,7 +213,7 @@ class RadixIndex:
     def recode(self, node: Node, block: BlockId) -> list[tuple[Node, Key]]:
         """A block lies elsewhere now, in fewer bits: it and all behind it get names of their own, parents first; with
         the keys they had. Nothing changes its name that was recoded already."""
-        node.block = block
+        node.blocks[0] = block
         if node.recoded:
             return []
         assert node.parent is not None

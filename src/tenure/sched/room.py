@@ -51,7 +51,7 @@ class Room:
 
     def held_by(self, tenant: str) -> int:
         """Blocks that a tenant's running sequences hold, shared ones counted for each."""
-        return sum(len(seq.lease.blocks) for seq in self._running.values() if seq.lease and seq.tenant == tenant)
+        return sum(seq.lease.held for seq in self._running.values() if seq.lease and seq.tenant == tenant)
 
     def most_of(self, account: Account) -> int | None:
         """Blocks that a tenant's running sequences may hold together."""
@@ -78,7 +78,7 @@ class Room:
     def view(self, seq: Sequence) -> RunningView:
         """What the pressure policy sees of a running sequence."""
         job = seq.job
-        held = 0 if seq.lease is None else len(seq.lease.blocks)
+        held = 0 if seq.lease is None else seq.lease.held
         freed = 0 if seq.lease is None else self._cache.freed_by(seq.lease)
         return RunningView(
             seq=seq.id,

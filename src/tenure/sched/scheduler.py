@@ -251,7 +251,7 @@ class Scheduler:
         start, job = seq.computed, seq.job
         end = start + count
         return Rows(
-            seq.id, job.request.id, seq.index, start, seq.tokens[start:end], (seq.lease.blocks,), sample, seq.generated,
+            seq.id, job.request.id, seq.index, start, seq.tokens[start:end], seq.lease.tables, sample, seq.generated,
             job.request.sampling, seq.lease.open,
         )  # fmt: skip
 

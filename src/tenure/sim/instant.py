@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from tenure.cache.leaves import Leaves
-from tenure.cache.pool import BlockPool
 from tenure.cache.radix import Node, RadixIndex
 from tenure.events import BlockGone, BlockReused, BlockStored, SequenceEnded
 from tenure.policy.base import EvictionPolicy
@@ -50,10 +49,7 @@ class InstantCache:
         self._blocks = blocks
         self._policy = policy
         self._index = RadixIndex(1)
-        # Nothing is leased between requests, so that one idle block can stand for all of them.
-        pool = BlockPool(1)
-        pool.unhold(pool.take(1)[0])
-        self._leaves = Leaves(policy, pool, 1)
+        self._leaves = Leaves(policy, 1)
         self._now = -math.inf
         self._count = 0
         self.hits = Hits()
@@ -89,7 +85,7 @@ class InstantCache:
 
     def _store(self, parent: Node, ids: tuple[int, ...], tokens: int, now: float) -> Node:
         key = Key(blake2b(parent.key + ids[0].to_bytes(8, "little"), digest_size=16).digest())
-        node = self._index.attach(parent, key, ids, _BLOCK, now)
+        node = self._index.attach(parent, key, ids, [_BLOCK], now)
         above = parent.key if parent.parent else None
         self._policy.learn(BlockStored(now, key, above, _BLOCK, TIER, "", tokens, ids))
         return node
