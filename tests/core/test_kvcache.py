@@ -40,7 +40,7 @@ def test_who_needs_all_logits_reuses_nothing_and_shares_what_it_computes() -> No
     bench.visit(tokens(10))
     plan = bench.cache.plan(Ask(SCOPE, tokens(10), 10, fresh=True), bench.now)
     assert isinstance(plan, Plan)
-    assert (plan.reused, plan.head, plan.reused_tokens, plan.takes) == ((), None, 0, 3)
+    assert (plan.reused, plan.head, plan.reused_tokens, plan.takes.stored) == ((), None, 0, (3,))
     lease = bench.cache.apply(plan, bench.tick()).lease
     lease = bench.cache.commit(lease, tokens(10), 10, bench.tick(), tail=True)
     bench.cache.check()

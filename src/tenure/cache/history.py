@@ -127,6 +127,8 @@ class History:
         miss = self._compare(request, matched)
         if miss is None or lost is None or miss.reason not in ("cold", "evicted"):
             return miss
+        if lost.window:
+            return replace(miss, reason="window")
         ghost, evicted = lost.first, miss.reason == "evicted"
         if ghost is not None and (evicted or lost.tokens >= self._size):
             return replace(miss, reason=ghost.reason, by=ghost.by, ago_s=now - ghost.at)

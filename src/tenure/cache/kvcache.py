@@ -23,7 +23,7 @@ from tenure.cache.windows import Windows
 from tenure.errors import StalePlan
 from tenure.events import BlockGone, BlockMerged, BlockReused, BlockStored, CacheCleared, FactLog, WindowGone
 from tenure.policy.base import EvictionPolicy
-from tenure.spec import ArenaLayout, Codec
+from tenure.spec import UNBOUNDED, ArenaLayout, Codec
 from tenure.types import BlockId, CopyOp, Fate, Key, KindCounts, PoolCounts, Scope, Token
 
 DEVICE = "device"
@@ -95,6 +95,11 @@ class KvCache:
         """Whether open blocks are staged apart from full ones."""
         return self._pool.staging != STORED
 
+    @property
+    def longest(self) -> int:
+        """Blocks that one sequence can ever have: no end when all layers have windows."""
+        return self._pool.total if self._pool.groups[0].window is None else UNBOUNDED
+
     def counts(self) -> PoolCounts:
         return self._pool.counts()
 
@@ -126,10 +131,10 @@ class KvCache:
 
     def lost(self, scope: Scope, tokens: Sequence[Token], matched: int) -> Lost:
         """What of tokens[matched:] was held once, as far as the ghosts know; the newest token is always computed."""
-        if self._windows:
-            held = self._size * len(self._find.walk(scope, tokens, len(tokens) - 1)[0])
-            if held > matched:
-                return Lost(held - matched, None, older=False, window=True)
+        path, _ = self._find.walk(scope, tokens, len(tokens) - 1)
+        again = self._size * len(path) - max(matched, self._size * self._windows.whole(path))
+        if again > 0 and self._windows:
+            return Lost(again, None, older=False, window=True)
         return self._find.lost(scope, tokens, matched)
 
     def recodable(self, lease: Lease) -> int:

@@ -26,8 +26,8 @@ class BoundedQueue:
 
     def _never(self, ask: AdmissionAsk, load: Load, mine: TenantLoad | None) -> Refuse | None:
         """What no waiting helps: a prompt that leaves no room for an answer in the tightest of its limits."""
-        blocks = load.total_blocks if mine is None or mine.max_blocks is None else mine.max_blocks
-        most = window(load.context_limit, load.block_tokens, load.total_blocks, blocks)
+        blocks = load.longest_blocks if mine is None or mine.max_blocks is None else mine.max_blocks
+        most = window(load.context_limit, load.block_tokens, load.longest_blocks, blocks)
         if ask.prompt_tokens < most.tokens:
             return None
         numbers = {

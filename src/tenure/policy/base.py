@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tenure.errors import Number
 from tenure.events import Fact
+from tenure.spec import UNBOUNDED
 from tenure.types import Key, SeqId
 
 
@@ -79,6 +80,13 @@ class Load:
     block_tokens: int
     tenants: Mapping[str, TenantLoad] = field(default_factory=dict)
     """Of tenants that have limits."""
+    windowed: bool = False
+    """All layers have windows: a sequence may outgrow the pool."""
+
+    @property
+    def longest_blocks(self) -> int:
+        """Blocks that one sequence can ever have."""
+        return UNBOUNDED if self.windowed else self.total_blocks
 
     def blocks(self, tokens: int) -> int:
         """Blocks that `tokens` tokens occupy, the open one included."""

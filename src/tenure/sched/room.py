@@ -61,7 +61,7 @@ class Room:
     def window(self, tenant: str) -> Window:
         """What a tenant's sequence can ever have."""
         most = self.most_of(self._queue.account(tenant))
-        return window(self._limits.context_limit, self._size, self._cache.counts().total, most)
+        return window(self._limits.context_limit, self._size, self._cache.longest, most)
 
     def tenant_loads(self) -> dict[str, TenantLoad]:
         """Of the tenants with limits that admission judges by."""

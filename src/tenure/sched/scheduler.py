@@ -116,6 +116,7 @@ class Scheduler:
             context_limit=self.limits.context_limit,
             block_tokens=self._block,
             tenants=self.room.tenant_loads(),
+            windowed=self.cache.longest > counts.total,
         )
 
     def predicted_start_s(self, tokens: int = 0) -> float:
@@ -132,7 +133,7 @@ class Scheduler:
         left = self.limits.context_limit - len(request.tokens)
         if left < 1 or not request.tokens or request.n < 1:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens, n={request.n}, context leaves {left}")
-        if self.room.blocks(len(request.tokens) + 1) > self.cache.counts().total:
+        if self.room.blocks(len(request.tokens) + 1) > self.cache.longest:
             raise ValueError(f"{request.id}: {len(request.tokens)} tokens can never fit the pool")
         asked, window = request.sampling.max_tokens, self.room.window(request.scope.tenant)
         start, end = slid_range(window.tokens, window.tokens)
@@ -175,7 +176,7 @@ class Scheduler:
         budget = self._budget(flight)
         prefills.sort(key=lambda seq: (self.queue.account(seq.tenant).counter, seq.job.order))
         for seq in prefills:
-            if chunk := budget.chunk(seq.computed, seq.pending, told=seq.fresh):
+            if chunk := budget.chunk(seq.computed, seq.within_reach(self._block), told=seq.fresh):
                 self._enter(flight, seq, chunk)
         self._start_waiting(flight, budget, now)
         if not flight.rows:
@@ -279,7 +280,7 @@ class Scheduler:
                 return
             self._blocked = None
             self._started(seq, lease, now)
-            if chunk := budget.chunk(seq.computed, seq.pending, told=seq.fresh):
+            if chunk := budget.chunk(seq.computed, seq.within_reach(self._block), told=seq.fresh):
                 self._enter(flight, seq, chunk)
 
     def _available(self) -> int:
@@ -396,8 +397,8 @@ class Scheduler:
             self._finish_job(job, now, news)
 
     def _is_full(self, seq: Sequence) -> bool:
-        """Whether the next row of a decoding sequence has no block."""
-        return seq.phase is Phase.DECODE and seq.lease is not None and len(seq.tokens) > seq.lease.room
+        """Whether the next row of a running sequence has no block."""
+        return seq.lease is not None and not seq.within_reach(self._block)
 
     def _grow(self, seq: Sequence, now: float, news: list[News]) -> None:
         """A block for the next row; when there is none to be had, someone gives way."""

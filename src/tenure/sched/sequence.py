@@ -86,6 +86,13 @@ class Sequence:
         """Tokens that must be computed before the next one can be chosen."""
         return len(self.tokens) - self.computed
 
+    def within_reach(self, block_tokens: int) -> int:
+        """Tokens of those pending that there are blocks for: of a prompt that windows take in piece by piece, up to the
+        end of a block."""
+        room = 0 if self.lease is None else self.lease.room
+        reach = room if room >= len(self.tokens) else room - room % block_tokens
+        return max(0, min(reach, len(self.tokens)) - self.computed)
+
     @property
     def committed(self) -> int:
         """Tokens in full blocks that the cache knows."""

@@ -28,6 +28,7 @@ ADVICE: Mapping[MissReason, str] = {
     "retokenised": "send a session_id, so that earlier answers are spliced in by their exact tokens",
     "reasoning_stripped": "send the reasoning of earlier turns back as it was, or never keep it at all",
     "scope_changed": "model, adapter, tenant or salt differ from who computed it: those never share",
+    "window": "layers with a window no longer held what they see there: more memory keeps it longer",
     "evicted": "there was no room to keep it: see what `tenure replay --memory` says more would save",
     "expired": "it was kept as long as it was asked to be: ask for a longer ttl",
     "corrupt": "what was held proved bad and was dropped; see the log",

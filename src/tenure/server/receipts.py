@@ -13,6 +13,7 @@ MISS_MESSAGES = {
     "reasoning_stripped": "reasoning of an earlier turn was left out of the prompt",
     "scope_changed": "the same text is held under another model, adapter, tenant, salt or codec",
     "evicted": "what was held had to make room",
+    "window": "what layers with a window had kept there had to make room; the other layers still held it",
     "expired": "what was held had outlived its time",
     "corrupt": "what was held failed its check and was thrown away",
     "below_minimum": "what is held is too short to be shared",
