@@ -17,7 +17,6 @@ CORE = (
     "config",
     "summary",
     "tenants",
-    "tenants_file",
     "views",
     "overflow",
     "policy",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.cli.gate import gate
 from tenure.cli.machine import Budget, budget, probe
+from tenure.cli.tenants_file import read_tenants
 from tenure.config import Settings
 from tenure.errors import ModelNotFound
 from tenure.spec import staging_codec
 from tenure.tenants import Tenants
-from tenure.tenants_file import read_tenants
 
 if TYPE_CHECKING:
     from tenure.engine import Engine

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tenure.cli.tenants_file import read_tenants
 from tenure.errors import ConfigError
 from tenure.tenants import ANYONE, SharedPrefix, Tenant
-from tenure.tenants_file import read_tenants
 
 GOOD = """
 [[tenant]]
