@@ -261,6 +261,11 @@ class ArenaLayout:
         return ArenaLayout((name,), (0,), 1, 0, False, (blocks,), (0,))
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its blocks are all of one kind and held as long as their sequence: then only their number counts."""
+        return len(self.kinds) == 1 and self.groups[0].window is None
+
+    @property
     def ids(self) -> int:
         """Block ids are below this."""
         return self.slabs * sum(self.slots)

@@ -45,7 +45,7 @@ def lease_also(cache: KvCache, extra: Node) -> None:
     stands.nodes.append(extra)
     blocks = stands.lease.blocks
     replace_lease(cache, tables=((blocks[0], extra.blocks[0], *blocks[1:]),), committed_tokens=8)
-    cache._windows.hold(extra, 1, [0])
+    cache._windows.hold(extra, 1, [0], 0.0)
 
 
 def hold_again(cache: KvCache) -> None:

@@ -188,7 +188,7 @@ class KvCache:
         seen = self._windows.seen(plan.reused_tokens)
         for i, node in enumerate(nodes):
             self._reuse(node, len(node.tokens), now)
-            self._windows.hold(node, i, seen)
+            self._windows.hold(node, i, seen, now)
         tail: Node | None = None
         copies: tuple[CopyOp, ...] = ()
         if plan.head and source:
@@ -238,7 +238,7 @@ class KvCache:
         held = self._size * len(path)
         seen = self._windows.seen(held)
         for i, node in enumerate(path):
-            self._windows.hold(node, i, seen)
+            self._windows.hold(node, i, seen, now)
         tables = self._windows.tables(path, seen, [[] for _ in seen], None)
         lease = Lease(LeaseId(next(self._ids)), scope, tables, held, held, held, exact=True)
         self._leases[lease.id] = Held(lease, path, None, set(), seen)
@@ -333,7 +333,7 @@ class KvCache:
         """The tail to take over as block i, or the copies of a head into the first blocks taken."""
         self._reuse(source, head.tokens, now)
         if head.whole:
-            self._windows.hold(source, i, [0] * len(source.blocks))
+            self._windows.hold(source, i, [0] * len(self._pool.groups), now)
             return source, ()
         self._windows.refresh(source)
         return None, tuple(CopyOp(had, new) for had, new in zip(source.blocks, into, strict=True))
@@ -365,7 +365,7 @@ class KvCache:
         full = self._size * len(held.nodes)
         held.lease = replace(held.lease, tables=tuple(map(tuple, tables)), committed_tokens=full)
         if self._windows:
-            held.lease = replace(held.lease, tables=self._windows.slide(held, full, now))
+            held.lease = replace(held.lease, tables=self._windows.slide(held, full))
 
     def _commit_tail(self, held: Held, tokens: Sequence[Token], computed: int, now: float) -> None:
         start = held.lease.committed_tokens
@@ -411,7 +411,7 @@ class KvCache:
     def _merge(self, node: Node, ours: list[BlockId], now: float) -> None:
         """Two sequences computed the same block: lease the one that is held and give ours back, or let it have ours
         where a window had left it."""
-        self._windows.hold(node, 0, [block == NO_BLOCK for block in node.blocks])
+        self._windows.hold(node, 0, [block == NO_BLOCK for block in node.blocks], now)
         node.last_used = now
         for g, block in enumerate(ours):
             if node.blocks[g] == NO_BLOCK:

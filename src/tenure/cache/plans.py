@@ -71,19 +71,15 @@ class Plans:
 
     def start(self, epoch: int, ask: Ask, now: float) -> Plan | Shortfall:
         """For a new sequence: with all it could reuse, else without the head of a block, since to compute that again is
-        better than not to start. Ahead of its windows as far as it can; whoever is alone goes on, be it slowly."""
+        better than not to start. Ahead of its windows as far as it can; whoever is alone goes on, be it slowly, and be
+        it from the beginning."""
         if not ask.tokens or ask.room < len(ask.tokens):
             raise ValueError(f"room for {ask.room} tokens asked for a sequence of {len(ask.tokens)}")
         path, head, behind = self.reach(ask.scope, ask.tokens, 0 if ask.fresh else len(ask.tokens) - 1, ask.exact)
-        short: Shortfall | None = None
-        for ahead in self._aheads():
-            for taken in (head, None) if head else (None,):
-                takes = self._supply.needs(ask.room, len(path), taken, ahead)
-                spared, idle = self._spare(path, taken)
-                short = self._supply.shortfall(takes, idle)
-                if short is None:
-                    return self._start(epoch, ask, path, taken, takes, spared, behind, now)
-        assert short is not None
+        short = self._try(epoch, ask, path, head, behind, now)
+        if isinstance(short, Shortfall) and path and self._windows and self._supply.unused:
+            path, head, behind = self.reach(ask.scope, ask.tokens, 0, ask.exact)
+            return self._try(epoch, ask, path, head, behind, now)
         return short
 
     def reach(
@@ -109,6 +105,20 @@ class Plans:
     def _is_usable(self, node: Node) -> bool:
         above = node.parent is not None and node.parent.recoded
         return above == node.recoded and self._windows.complete(node) and self._pool.unquantised(node.blocks[0])
+
+    def _try(
+        self, epoch: int, ask: Ask, path: list[Node], head: Head | None, behind: Key, now: float
+    ) -> Plan | Shortfall:
+        short: Shortfall | None = None
+        for ahead in self._aheads():
+            for taken in (head, None) if head else (None,):
+                takes = self._supply.needs(ask.room, len(path), taken, ahead)
+                spared, idle = self._spare(path, taken)
+                short = self._supply.shortfall(takes, idle)
+                if short is None:
+                    return self._start(epoch, ask, path, taken, takes, spared, behind, now)
+        assert short is not None
+        return short
 
     def _aheads(self) -> tuple[int | None, ...]:
         if not self._windows:

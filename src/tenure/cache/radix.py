@@ -20,10 +20,12 @@ class Part:
 
     __slots__ = ("bucket", "group", "last_used", "node", "ticket")
 
-    def __init__(self, node: Node, group: int, now: float) -> None:
+    def __init__(self, node: Node, group: int) -> None:
         self.node = node
         self.group = group
-        self.last_used = now
+        self.last_used = 0.0
+        """When a sequence last began or ended with it in its window, or forked behind it; 0, so that it goes first, when
+        none did."""
         self.ticket = 0
         self.bucket: Hashable = None
 

@@ -11,6 +11,7 @@ from tenure.cache.lease import Held
 from tenure.cache.leaves import Item, Leaves
 from tenure.cache.pool import BlockPool
 from tenure.cache.radix import NO_BLOCK, Node, Part
+from tenure.spec import UNBOUNDED
 from tenure.types import BlockId
 
 AHEAD = 16
@@ -76,12 +77,23 @@ class Windows:
     # ---- do
 
     def watch(self, node: Node, now: float) -> None:
-        """A node is new."""
-        node.parts = tuple(Part(node, g, now) for g in self._windowed if g < len(node.blocks))
+        """A node is new. Where it makes a fork, what windows see from there is likely to be needed again."""
+        node.parts = tuple(Part(node, g) for g in self._windowed if g < len(node.blocks))
+        above = node.parent
+        if self._windowed and above and len(above.kids) == 2:
+            back, most = 0, max(group.held(UNBOUNDED, self._size) for group in self._groups if group.window is not None)
+            while above and back < most:
+                for part in above.parts:
+                    part.last_used = now
+                self.refresh(above)
+                above, back = above.parent, back + 1
 
-    def hold(self, node: Node, i: int, firsts: Sequence[int]) -> None:
+    def hold(self, node: Node, i: int, firsts: Sequence[int], now: float) -> None:
         """One lease more has the node as its block i, and sees those of its blocks that are in its windows."""
         node.holds += 1
+        for part in node.parts:
+            if i >= firsts[part.group]:
+                part.last_used = now
         for g, block in enumerate(node.blocks):
             if i >= firsts[g]:
                 self._pool.hold(block)
@@ -100,7 +112,7 @@ class Windows:
                 part.last_used = now
         self.file(node)
 
-    def slide(self, held: Held, computed: int, now: float) -> tuple[tuple[BlockId, ...], ...]:
+    def slide(self, held: Held, computed: int) -> tuple[tuple[BlockId, ...], ...]:
         """Let go of what a sequence no longer sees, its next row at `computed`; its tables afterwards."""
         tables = list(held.lease.tables)
         firsts = self.seen(computed)
@@ -108,7 +120,6 @@ class Windows:
             first = min(firsts[g], len(held.nodes))
             for node in held.nodes[held.seen[g] : first]:
                 self._pool.unhold(node.blocks[g])
-                next(part for part in node.parts if part.group == g).last_used = now
                 self.file(node)
             if first > held.seen[g]:
                 tables[g] = (*[NO_BLOCK] * first, *tables[g][first:])

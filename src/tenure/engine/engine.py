@@ -163,7 +163,7 @@ class Engine(PythonApi):
         settings = self.settings
         codec = spec.codec(settings.kv_codec)
         cache = KvCache(
-            self._budget.layout if len(self._budget.layout.kinds) > 1 else self._budget.blocks,
+            self._budget.blocks if self._budget.layout.is_plain else self._budget.layout,
             spec.BLOCK_TOKENS,
             codec=codec,
             eviction=registry.eviction(settings.eviction),
