@@ -48,6 +48,8 @@ RESIDENCY = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 30, 6
 # fmt: on
 TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
+HELD = ("expired", "corrupt", "window", "recoded", "prompt_logprobs")
+"""Reasons of a miss, beside `evicted`, for which tokens are computed again."""
 MAX_GONE_LABELS = 256
 """Distinct (tier, fate, by, reason) that are told apart; later ones are counted under the reason `other`."""
 
@@ -106,12 +108,9 @@ class Summary:
     forgotten: Counter[str] = field(default_factory=Counter)
     paused: int = 0
     resumed: int = 0
-    recomputed_tokens: int = 0
-    """By sequences that were paused or slid, when they went on."""
-    evicted_tokens: int = 0
-    """Computed again by requests whose prompt had been held and was evicted."""
-    sibling_tokens: int = 0
-    """Computed again by the other answers of requests with n > 1."""
+    recomputed: Counter[str] = field(default_factory=Counter)
+    """Tokens that were computed again: when paused or slid sequences went on (`preempted`), by the further answers of n
+    (`sibling`), and of prompts what had been held, by why it did not serve (`evicted`, `recoded`, …)."""
     slid: int = 0
     pins: Counter[str] = field(default_factory=Counter)
     """Granted and refused, and how they ended."""
@@ -145,11 +144,6 @@ class Summary:
     block_idle: Histogram = field(default_factory=_residencies)
     block_reuse_gap: Histogram = field(default_factory=_residencies)
 
-    @property
-    def computed_twice(self) -> int:
-        """All tokens that were computed again: the sum of `recomputed_tokens` of all receipts."""
-        return self.recomputed_tokens + self.evicted_tokens + self.sibling_tokens
-
     def absorb(self, fact: Fact) -> None:
         """Add one fact, in the order they were told; kinds that nothing counts are let pass."""
         rule = _RULES.get(type(fact))
@@ -175,7 +169,7 @@ def _started(s: Summary, fact: RequestStarted) -> None:
     s.prefix_hits += fact.cached_tokens
     s.queue.observe(fact.queue_s)
     s.prediction_error.observe(abs(fact.queue_s - fact.predicted_s))
-    s.evicted_tokens += fact.recomputed_tokens
+    s.recomputed[fact.miss if fact.miss in HELD else "evicted"] += fact.recomputed_tokens
     if fact.miss is not None:
         s.misses[fact.miss] += 1
 
@@ -190,11 +184,11 @@ def _paused(s: Summary, fact: SequencePaused) -> None:
 
 def _resumed(s: Summary, fact: SequenceResumed) -> None:
     s.resumed += 1
-    s.recomputed_tokens += fact.recomputed_tokens
+    s.recomputed["preempted"] += fact.recomputed_tokens
 
 
 def _sibling(s: Summary, fact: SiblingStarted) -> None:
-    s.sibling_tokens += fact.recomputed_tokens
+    s.recomputed["sibling"] += fact.recomputed_tokens
 
 
 def _slid(s: Summary, fact: SequenceSlid) -> None:

@@ -50,7 +50,7 @@ class Finish(Enum):
 LimitCause = Literal["max_tokens", "context", "pool", "tenant_kv", "shutdown"]
 MissReason = Literal[
     "cold", "content_changed", "retokenised", "reasoning_stripped", "scope_changed", "evicted", "window", "expired",
-    "corrupt", "below_minimum", "prompt_logprobs", "unknown",
+    "corrupt", "below_minimum", "recoded", "prompt_logprobs", "unknown",
 ]  # fmt: skip
 
 

@@ -41,10 +41,17 @@ class Finder:
         return self.index.root(key)
 
     def lost(self, scope: Scope, tokens: Sequence[Token], matched: int) -> Lost:
-        """What of tokens[matched:] was held once, as far as the ghosts know; the newest token is always computed."""
-        limit = len(tokens) - 1
-        path, behind = self.walk(scope, tokens, min(matched, limit))
-        at, again, first = self._size * len(path), 0, None
+        """What of tokens[matched:] was held once, as far as is known here; the newest token is always computed."""
+        limit, index = len(tokens) - 1, self.index
+        path, behind = self.walk(scope, tokens, limit if index.recoded else min(matched, limit))
+        at, first = self._size * len(path), None
+        again = max(0, at - matched)
+        parent = (index.nodes.get(behind) or index.roots.get(behind)) if index.recoded else None
+        if parent is not None and (head := index.closest(parent, tuple(tokens[at : min(limit, at + self._size)]))):
+            again = max(again, at + head[1] - matched)
+        recoded = again > 0
+        if path and path[-1].recoded:
+            behind = path[-1].name
         names = self.roots.chain(scope, tokens, len(path), behind)
         common = self.roots.common(scope, tokens)
         for name in (*names, None):
@@ -52,12 +59,12 @@ class Finder:
             found = self._ghosts.find(behind, ids)
             if found is None:
                 older = first is None and name is not None and self._ghosts.was_here(name)
-                return Lost(again, first, older)
+                return Lost(again, first, older, recoded=recoded)
             ghost, shared = found
-            again += max(0, at + shared - max(at, matched))
+            again = max(again, at + shared - matched)
             first = first or ghost
             if shared < self._size or name is None:
                 break
             at += self._size
             behind = self.roots.fork(scope, name) if at == self._size * common else name
-        return Lost(again, first, older=False)
+        return Lost(again, first, older=False, recoded=recoded)

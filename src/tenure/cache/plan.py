@@ -98,11 +98,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What of a prompt was held once: so many `tokens` right behind what is held now, the `first` of their blocks, or
-    nothing but that there was something (`older`)."""
+    """What of a prompt was held once: so many `tokens` right behind what serves now, the `first` of their blocks that
+    is gone, or nothing but that there was something (`older`)."""
 
     tokens: int
     first: Ghost | None
     older: bool
     window: bool = False
     """They are held, but not what windows see from there."""
+    recoded: bool = False
+    """The first of them are held, but in fewer bits than will do."""
