@@ -19,8 +19,9 @@ from tenure.cli.main import app
 from tenure.engine.settings import EngineSettings, plan_memory
 from tenure.models.anatomy import anatomy
 from tenure.planner import speed
-from tenure.sim.trace import TraceRequest, read, write
+from tenure.sim.trace import TraceRequest
 from tenure.spec import KvGeometry
+from tenure.traces import read, write
 
 
 @pytest.fixture(scope="module")

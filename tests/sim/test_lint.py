@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tenure.lint import Finding, lint
-from tenure.sim.trace import TraceRequest, read
+from tenure.sim.trace import TraceRequest
+from tenure.traces import read
 
 Messages = list[dict[str, Any]]
 SYSTEM = "You are a careful assistant of the city library. " + " ".join(f"Rule {n} holds." for n in "abcdefghij" * 12)

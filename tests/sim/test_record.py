@@ -15,7 +15,8 @@ from tenure.engine import Engine, EngineSettings
 from tenure.errors import ConfigError
 from tenure.events import BlockGone, BlockStored, RequestDone, RequestQueued, RequestStarted, SequenceEnded
 from tenure.sim.replay import Calibration, Replay, Setup
-from tenure.sim.trace import TraceRequest, header, read
+from tenure.sim.trace import TraceRequest
+from tenure.traces import header, read
 from tenure.types import BlockId, Fate, Key, Receipt, Request, SeqId, Timings, Usage
 
 RECEIPT = Receipt(70, 0, 70, {}, None, (), {"bf16": 72}, 0, 0, 0.0, 100, 72)

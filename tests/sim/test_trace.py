@@ -12,7 +12,8 @@ import pytest
 
 from tenure.cli.files import lines
 from tenure.errors import ConfigError
-from tenure.sim.trace import TraceError, TraceRequest, header, key_blocks, read, write
+from tenure.sim.trace import TraceRequest
+from tenure.traces import TraceError, header, key_blocks, read, write
 
 MOONCAKE = '{"timestamp": 2500, "input_length": 1100, "output_length": 7, "hash_ids": [5, 6, 7], "type": "text"}'
 OWN = '{"arrival": 1.5, "prompt_tokens": 70, "output_tokens": 40, "block_tokens": 32, "blocks": ["0a", "0b", "0c"]}'

@@ -24,8 +24,8 @@ class Part:
         self.node = node
         self.group = group
         self.last_used = 0.0
-        """When a sequence last began or ended with it in its window, or forked behind it; 0, so that it goes first, when
-        none did."""
+        """When a sequence last began or ended with it in its window, or forked behind it; 0, when none did: it goes
+        first."""
         self.ticket = 0
         self.bucket: Hashable = None
 

@@ -13,10 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tenure import traces
 from tenure.cli.files import lines
 from tenure.errors import ConfigError
 from tenure.policy import registry
-from tenure.sim import instant, optimum, trace
+from tenure.sim import instant, optimum
 from tenure.sim.replay import Calibration, Replay, Setup
 from tenure.sim.trace import TraceRequest
 
@@ -35,7 +36,7 @@ class Source:
     model: str | None = None
 
     def requests(self) -> Iterator[TraceRequest]:
-        return islice(trace.read(lines(self.path), tokeniser(self.model)), self.limit)
+        return islice(traces.read(lines(self.path), tokeniser(self.model)), self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ class Job:
     instant: bool
 
 
-def tokeniser(model: str | None) -> trace.Tokenise:
+def tokeniser(model: str | None) -> traces.Tokenise:
     """Tokenises with the model's own tokenizer and template, fetched when the first text comes."""
-    loaded: list[trace.Tokenise] = []
+    loaded: list[traces.Tokenise] = []
 
     def tokenise(prompt: object) -> Sequence[int]:
         if not loaded:

@@ -31,18 +31,18 @@ def lint(log: Log, model: ModelName = None, ms_per_token: Cost = None, as_json: 
 
 
 def _lint(log: Path, model: str | None, ms_per_token: float | None, as_json: bool) -> int:
+    from tenure import traces
     from tenure.cli import costs
     from tenure.cli.files import lines
     from tenure.cli.jobs import tokeniser
     from tenure.lint import Lint
-    from tenure.sim import trace
 
     source = lines(log)
     first = next(source, "")
     known = costs.known(costs.anatomy_of(model), "auto", "bf16")
     cost = known.costs.prefill_ms if ms_per_token is None else ms_per_token
-    reader = Lint(trace.header([first]), cost)
-    for request in trace.read(chain([first], source), tokeniser(model)):
+    reader = Lint(traces.header([first]), cost)
+    for request in traces.read(chain([first], source), tokeniser(model)):
         reader.read(request)
     findings = reader.findings()
     if as_json:

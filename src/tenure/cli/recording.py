@@ -18,7 +18,8 @@ from typing import Any, TextIO
 from tenure.errors import ConfigError
 from tenure.events import BlockGone, BlockStored, Fact, RequestDone, RequestQueued, SequenceEnded
 from tenure.lint.live import short
-from tenure.sim.trace import VERSION, TraceRequest, write
+from tenure.sim.trace import TraceRequest
+from tenure.traces import VERSION, write
 from tenure.types import Key
 
 MAX_BYTES = 128 << 20

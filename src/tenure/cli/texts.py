@@ -8,7 +8,7 @@ from tenure.cli.compose import NO_MODEL
 from tenure.errors import ModelNotFound
 from tenure.models import find_default
 from tenure.models.sources import open_source
-from tenure.sim.trace import Tokenise
+from tenure.traces import Tokenise
 
 
 def model_tokeniser(model: str | None) -> Tokenise:

@@ -39,9 +39,9 @@ def anonymise(source: Source, target: Target = None, model: ModelName = None) ->
 
 
 def _anonymise(source: Path, target: Path | None, model: str | None) -> int:
+    from tenure import traces
     from tenure.cli.files import lines
     from tenure.cli.jobs import tokeniser
-    from tenure.sim import trace
 
     key = secrets.token_bytes(32)
 
@@ -59,7 +59,7 @@ def _anonymise(source: Path, target: Path | None, model: str | None) -> int:
             except OSError as error:
                 raise ConfigError("target", f"{target}: {error.strerror}") from None
         began: float | None = None
-        for request in trace.read(lines(source), tokeniser(model)):
+        for request in traces.read(lines(source), tokeniser(model)):
             began = request.at if began is None else began
             plain = dataclasses.replace(
                 request,
@@ -70,5 +70,5 @@ def _anonymise(source: Path, target: Path | None, model: str | None) -> int:
                 session=None if request.session is None else name(str(request.session)),
                 extra={field: value for field, value in request.extra.items() if field in KEPT},
             )
-            out.write(trace.write(plain) + "\n")
+            out.write(traces.write(plain) + "\n")
     return 0
