@@ -20,7 +20,7 @@ from typing import Any
 
 from tenure.events import Fact, RequestDone, RequestRefused
 from tenure.lint.rules import Lint
-from tenure.sim.trace import TEXT_BLOCK, TraceRequest, key_blocks
+from tenure.traces import TEXT_BLOCK, TraceRequest, key_blocks
 from tenure.types import Receipt, Request, Span, Token
 
 PER_TENANT = 1 << 18
