@@ -20,7 +20,8 @@ from typing import Any
 
 from tenure.events import Fact, RequestDone, RequestRefused
 from tenure.lint.rules import Lint
-from tenure.traces import TEXT_BLOCK, TraceRequest, key_blocks
+from tenure.sim.trace import TraceRequest
+from tenure.traces import TEXT_BLOCK, key_blocks
 from tenure.types import Receipt, Request, Span, Token
 
 PER_TENANT = 1 << 18
