@@ -194,3 +194,12 @@ def test_unknown_workloads_are_named(names: str) -> None:
 
 def test_workloads_by_name() -> None:
     assert [workload.name for workload in bench.choose("w3, W1", None)] == ["W3", "W1"]
+
+
+@pytest.mark.parametrize("words", [(), ("trace",)])
+def test_a_command_named_alone_shows_those_below(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0
+    assert ("anonymise" if words else "serve") in result.stdout
+    assert result.stdout == CliRunner().invoke(app, [*words, "--help"]).stdout
+    assert CliRunner().invoke(app, [*words, "nonsense"]).exit_code == 2

@@ -12,6 +12,7 @@ from tenure.cli.chat import chat
 from tenure.cli.doctor import doctor
 from tenure.cli.explain import explain
 from tenure.cli.lint import lint
+from tenure.cli.options import help_unless_told
 from tenure.cli.plan import plan
 from tenure.cli.quality import quality
 from tenure.cli.replay import replay
@@ -20,7 +21,7 @@ from tenure.cli.trace import app as trace
 
 app = typer.Typer(
     name="tenure",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,11 +40,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit.")
     ] = False,
 ) -> None:
     """Serve open-weights language models to many conversations from one fixed, visible KV budget."""
+    help_unless_told(context)
 
 
 def main() -> None:

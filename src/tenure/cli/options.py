@@ -83,6 +83,13 @@ def guarded(run: Callable[[], int | None]) -> None:
     raise typer.Exit(code or 0)
 
 
+def help_unless_told(context: typer.Context) -> None:
+    """A command with others below it was named alone: show them. That is no mistake, so exit with 0."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
 def complain(message: str) -> None:
     """One line on standard error."""
     print(f"tenure: {' '.join(message.split())}", file=sys.stderr, flush=True)

@@ -12,10 +12,10 @@ from typing import Annotated, TextIO
 
 import typer
 
-from tenure.cli.options import guarded
+from tenure.cli.options import guarded, help_unless_told
 from tenure.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Work on traces.")
+app = typer.Typer(invoke_without_command=True, help="Work on traces.")
 
 Source = Annotated[Path, typer.Argument(help="A trace in any of the forms that `tenure replay` reads.")]
 Target = Annotated[Path | None, typer.Argument(help="Where to write it. Default: standard output.")]
@@ -25,8 +25,9 @@ KEPT = ("kv", "prompt_ms")
 
 
 @app.callback()
-def root() -> None:
+def root(context: typer.Context) -> None:
     """Work on traces."""
+    help_unless_told(context)
 
 
 @app.command()
