@@ -1,0 +1,118 @@
+"""Layers with windows under all that a scheduler does: every answer is that of a sequence alone, in less room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from tests.sched.fake import Setup, World, answer
+from tests.sched.test_everything import SHARED, TENANTS, Everything
+
+from tenure.events import RequestStarted, SequencePaused, SequenceResumed, WindowGone
+from tenure.sched.desk import Desk
+from tenure.spec import ArenaLayout, KvGeometry, LayerGroup
+
+SIZE = 8
+
+
+def layout(*windows: int | None, blocks: int, size: int = SIZE) -> ArenaLayout:
+    """An arena as large as `blocks` blocks of all layers; each group of layers is as large as any other."""
+    groups = tuple(LayerGroup(1, window) for window in windows)
+    geometry = KvGeometry(len(groups), 1, 64, block_tokens=size, groups=groups)
+    return geometry.layout(blocks * geometry.block_bytes("bf16"), "bf16")
+
+
+def alone(tokens: Sequence[int], count: int) -> list[int]:
+    context = list(tokens)
+    for _ in range(count):
+        context.append(answer(context, 0))
+    return context[len(tokens) :]
+
+
+@pytest.mark.parametrize("conversations", [4, 16])
+@pytest.mark.parametrize("squeeze", [1.5, 3, 8])
+@pytest.mark.parametrize("windows", [(None, 20), (24,), (None, 30, 9)])
+def test_squeezed(conversations: int, squeeze: float, windows: tuple[int | None, ...]) -> None:
+    """Two turns of each conversation, whose blocks of all layers together are `squeeze` times the arena."""
+    each = 2 * (40 + 24)
+    blocks = max(each // SIZE + 4, int(conversations * each / SIZE / squeeze))
+    world = World(0, SIZE, seqs=32, batch=64, context=200, setup=Setup(layout=layout(*windows, blocks=blocks)))
+    texts: dict[int, list[int]] = {}
+    for turn in range(2):
+        for i in range(conversations):
+            prompt = [*range(100 * i, 100 * i + 40)] if not turn else [*texts[i], *range(100 * i + 50, 100 * i + 90)]
+            world.ask(f"t{turn}c{i}", prompt, 24, session_id=f"c{i}")
+            texts[i] = prompt + alone(prompt, 24)
+        world.run(20_000)
+        world.cache.check()
+    for i in range(conversations):
+        assert world.text(f"t1c{i}") == texts[i][-24:]
+    receipts = [world.receipt(f"t{turn}c{i}") for turn in range(2) for i in range(conversations)]
+    paused = world.of(SequencePaused)
+    assert sum(receipt.preempted for receipt in receipts) == len(paused) == len(world.of(SequenceResumed))
+    assert {receipt.limit_cause for receipt in receipts} == {"max_tokens"}
+    assert world.cache.leaked() == 0 and world.cache.counts().leased == 0
+
+
+def test_a_long_conversation_holds_its_windows_only() -> None:
+    world = World(0, SIZE, batch=64, context=4000, setup=Setup(layout=layout(None, 20, blocks=100)))
+    world.ask("a", range(400), 40)
+    most = 0
+    while world.step():
+        seqs = world.scheduler.sequences()
+        if seqs and seqs[0].lease and seqs[0].computed > 400:
+            whole, seen = seqs[0].lease.tables
+            most = max(most, sum(block >= 0 for block in seen))
+            assert all(block >= 0 for block in whole)
+    assert 0 < most <= LayerGroup(1, 20).held(100, SIZE)
+    assert world.text("a") == alone(range(400), 40)
+
+
+def test_a_sequence_of_windows_only_may_outgrow_the_pool() -> None:
+    world = World(0, SIZE, batch=64, context=4000, setup=Setup(layout=layout(24, blocks=8)))
+    world.ask("a", range(500), 40)
+    world.run(2000)
+    assert world.text("a") == alone(range(500), 40)
+    assert world.receipt("a").limit_cause == "max_tokens"
+
+
+def test_a_prefix_is_reused_where_windows_still_have_it_and_else_it_is_told() -> None:
+    """A shared beginning, taken up at its end again and again; then at a place that a window had left."""
+    world = World(0, SIZE, batch=512, context=400, setup=Setup(layout=layout(None, 20, blocks=60)))
+    begin = list(range(64))
+    for i in range(3):
+        world.ask(f"a{i}", [*begin, *range(100 * i + 100, 100 * i + 140)], 8)
+        world.run()
+    assert [world.receipt(f"a{i}").cached_tokens for i in range(3)] == [0, 64, 64]
+    while not world.of(WindowGone):  # others come until what nobody ever began from has gone
+        world.ask(f"b{len(world.facts)}", range(5000 + len(world.facts), 5120 + len(world.facts)), 1)
+        world.run()
+    gone: Any = world.of(WindowGone)[0]
+    assert gone.window == 20
+    world.ask("again", [*begin[:40], 7, 7, 7], 4)
+    world.run()
+    receipt, started = world.receipt("again"), world.of(RequestStarted)[-1]
+    assert receipt.miss is not None and receipt.miss.reason == "window"
+    assert receipt.cached_tokens < 40 and receipt.recomputed_tokens == 40 - receipt.cached_tokens
+    assert started.recomputed_tokens == receipt.recomputed_tokens  # type: ignore[attr-defined]
+    world.ask("at last", [*begin[:40], 8, 8, 8], 4)  # it was computed again and is held again
+    world.run()
+    assert world.receipt("at last").cached_tokens == 40
+
+
+class EverythingWithWindows(Everything):
+    def __init__(self) -> None:
+        super().__init__()
+        setup = Setup(
+            "pause@80%", ghosts=12, shared=(SHARED,), tenants=TENANTS, layout=layout(None, 10, blocks=24, size=4)
+        )
+        self.world = World(0, 4, seqs=5, batch=16, context=40, queue=50, setup=setup)
+        self.desk = Desk(self.world.scheduler, self.world.history, self.world.log)
+
+
+TestEverythingWithWindows = EverythingWithWindows.TestCase
+TestEverythingWithWindows.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
