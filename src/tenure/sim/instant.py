@@ -49,7 +49,7 @@ class InstantCache:
         self._blocks = blocks
         self._policy = policy
         self._index = RadixIndex(1)
-        self._leaves = Leaves(policy, 1)
+        self.leaves = Leaves(policy, 1)
         self._now = -math.inf
         self._count = 0
         self.hits = Hits()
@@ -71,7 +71,7 @@ class InstantCache:
             learn(BlockReused(now, node.key, TIER, tokens, now - node.last_used))
             node.last_used = now
         if path:
-            self._leaves.discard(path[-1])
+            self.leaves.discard(path[-1])
         node = path[-1] if path else self._index.root(ROOT)
         for at in range(found, len(ids)):
             node = self._store(node, ids[at : at + 1], request.block_size(at), now)
@@ -79,7 +79,7 @@ class InstantCache:
             self._count += 1
             learn(SequenceEnded(now, "", SeqId(self._count), node.key, request.prompt_tokens, request.output_tokens))
             if not node.kids:
-                self._leaves.add(node)
+                self.leaves.add(node)
         self._shrink(now)
         return found
 
@@ -94,10 +94,10 @@ class InstantCache:
         excess = len(self._index.nodes) - self._blocks
         if excess <= 0:
             return
-        victims = self._leaves.choose(excess, now, ())
+        victims = self.leaves.choose(excess, now, ())
         going = set(victims)
         for node in victims:
-            self._leaves.discard(node)
+            self.leaves.discard(node)
             self._index.detach(node)
             idle, age = now - node.last_used, now - node.created
             self._policy.learn(
@@ -105,7 +105,7 @@ class InstantCache:
             )
             parent = node.parent
             if parent and parent.parent and not parent.kids and parent not in going:
-                self._leaves.add(parent)
+                self.leaves.add(parent)
 
 
 def run(requests: Iterable[TraceRequest], blocks: int, policy: EvictionPolicy) -> Hits:
