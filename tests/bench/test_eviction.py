@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from bench.eviction import Row, rows_of, table
 
 from bench import eviction
-from bench.eviction import Row, rows_of, table
 
 
 def test_rows_are_rates_between_nothing_and_the_optimum(tmp_path: Path) -> None:
