@@ -15,9 +15,9 @@ from tenure.lab.rerun import TakenDown
 from tenure.policy.registry import admission, eviction, pressure
 from tenure.sched.scheduler import News, SchedulerLimits
 from tenure.sched.step import CostModel
-from tenure.spec import codec
+from tenure.spec import ArenaLayout, LayerGroup, codec
 from tenure.tenants import Tenants
-from tenure.types import Delta, Done, Forgotten, Receipt, Request, Rows, Sampling, Scope, StepPlan, StepResult
+from tenure.types import Delta, Done, Forgotten, Receipt, RecodeOp, Request, Rows, Sampling, Scope, StepPlan, StepResult
 
 SCOPE = Scope("fake")
 Context = tuple[int, ...]
@@ -34,8 +34,9 @@ def answer(context: Sequence[int], index: int) -> int:
 class FakeDevice:
     """Position i of a block holds the whole context up to it, as KV does. Reading what is not there is an error."""
 
-    def __init__(self, blocks: int, size: int) -> None:
+    def __init__(self, blocks: int, size: int, groups: Sequence[LayerGroup] = (LayerGroup(1),)) -> None:
         self.size = size
+        self.groups = groups
         self.held: list[list[Context | None]] = [[None] * size for _ in range(blocks)]
         self.contexts: dict[tuple[str, int], list[int]] = {}
         self.dropped: dict[tuple[str, int], int] = {}
@@ -56,8 +57,10 @@ class FakeDevice:
     def run(
         self, plan: StepPlan, step_ms: float = 10.0, stops: Callable[[Rows], bool] = lambda rows: False
     ) -> StepResult:
-        for copy in plan.copies:
-            self.held[copy.dst] = list(self.held[copy.src])
+        for op in plan.copies:  # one by one: the source of one may be where another one goes
+            self.held[op.dst] = list(self.held[op.src])
+            if isinstance(op, RecodeOp):
+                self.held[op.src] = [None] * self.size
         for rows in plan.rows:
             self._write(rows)
         tokens, stopped = {}, set()
@@ -76,15 +79,17 @@ class FakeDevice:
         context = tuple(self.contexts[rows.request, rows.index])
         assert tuple(rows.tokens) == context[rows.start : rows.start + len(rows.tokens)]
         for position in range(rows.start, rows.start + len(rows.tokens)):
-            self.held[rows.tables[0][position // self.size]][position % self.size] = context[: position + 1]
+            for table in rows.tables:
+                self.held[table[position // self.size]][position % self.size] = context[: position + 1]
             self.computed[context[: position + 1]] += 1
 
     def _read(self, rows: Rows) -> Context:
         end = rows.start + len(rows.tokens)
         context = tuple(self.contexts[rows.request, rows.index])[:end]
-        for position in range(end):
-            found = self.held[rows.tables[0][position // self.size]][position % self.size]
-            assert found == context[: position + 1], f"{rows.request}: position {position} holds {found}"
+        for group, table in zip(self.groups, rows.tables, strict=True):
+            for position in range(0 if group.window is None else max(0, rows.start + 1 - group.window), end):
+                found = self.held[table[position // self.size]][position % self.size]
+                assert found == context[: position + 1], f"{rows.request}: position {position} holds {found}"
         return context
 
 
@@ -98,6 +103,8 @@ class Setup:
     shared: tuple[tuple[int, ...], ...] = ()
     tenants: Tenants = field(default_factory=Tenants)
     codec: str = "bf16"
+    layout: ArenaLayout | None = None
+    """How the arena is cut; else all blocks are alike."""
 
 
 class World:
@@ -121,9 +128,8 @@ class World:
         self.log = FactLog()
         self.facts: list[Fact] = []
         self.log.listen(self.facts.append)
-        self.device = FakeDevice(blocks, size)
         self.cache = KvCache(
-            blocks,
+            blocks if setup.layout is None else setup.layout,
             size,
             codec=codec(setup.codec),
             eviction=eviction(setup.eviction),
@@ -131,6 +137,7 @@ class World:
             ghosts=Ghosts(setup.ghosts),
             shared=setup.shared,
         )
+        self.device = FakeDevice(blocks if setup.layout is None else setup.layout.ids, size, self.cache._pool.groups)
         self.history = History(
             size,
             heads=codec(setup.codec).head_reusable,

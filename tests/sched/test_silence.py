@@ -103,7 +103,7 @@ def test_what_siblings_compute_again_is_told_and_counted() -> None:
     world.ask("a", range(11), 5, n=3)
     world.run()
     assert [fact.recomputed_tokens for fact in world.of(SiblingStarted)] == [2, 2]  # type: ignore[attr-defined]
-    assert world.receipt("a").recomputed_tokens == sums.sibling_tokens == sums.computed_twice == 4
+    assert world.receipt("a").recomputed_tokens == sums.recomputed["sibling"] == sums.recomputed.total() == 4
     assert sum(times - 1 for times in world.device.computed.values()) == 4 + 2
 
 
@@ -112,7 +112,7 @@ def reconcile(world: World, receipts: list[Receipt], sums: Summary) -> None:
     recomputed = sum(receipt.recomputed_tokens for receipt in receipts)
     facts = [*world.of(RequestStarted), *world.of(SequenceResumed), *world.of(SiblingStarted)]
     assert recomputed == sum(fact.recomputed_tokens for fact in facts)  # type: ignore[attr-defined]
-    assert recomputed == sums.recomputed_tokens + sums.evicted_tokens + sums.sibling_tokens == sums.computed_twice
+    assert recomputed == sums.recomputed.total()
     assert sum(receipt.preempted for receipt in receipts) == len(world.of(SequencePaused)) == sums.paused
     gone = sum(item.end - item.start for receipt in receipts for item in receipt.forgotten)
     assert gone == sum(fact.end - fact.start for fact in world.of(SequenceSlid))  # type: ignore[attr-defined]

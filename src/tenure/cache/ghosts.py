@@ -73,6 +73,7 @@ class Ghosts:
         if not self._capacity:
             self._older.add(key)
             return
+        self.forget(key)  # it may be lost in two lineages
         ghost = Ghost(now, by, reason, parent, _pack(ids))
         self._ghosts[key] = ghost
         insort(self._kids.setdefault(parent, []), (ghost.ids, key))

@@ -130,6 +130,8 @@ class History:
         if lost.window:
             return replace(miss, reason="window")
         ghost, evicted = lost.first, miss.reason == "evicted"
+        if lost.recoded and (evicted or lost.tokens >= self._size):
+            return replace(miss, reason="recoded")
         if ghost is not None and (evicted or lost.tokens >= self._size):
             return replace(miss, reason=ghost.reason, by=ghost.by, ago_s=now - ghost.at)
         return replace(miss, reason="unknown") if evicted or lost.older else miss

@@ -395,7 +395,7 @@ class KvCache:
         if not parent.parent and parent.key not in self._owners:
             everyone = parent.key == self._roots.first(scope, 1)
             self._owners[parent.key] = "" if everyone else scope.tenant
-        self.ghosts.forget(node.key)
+        self.ghosts.forget(node.name)
         self._told_stored(node, now)
         shorter = self._index.shorter(node, self._usable)
         if shorter and self._idle(shorter):
@@ -461,7 +461,7 @@ class KvCache:
         self._index.detach(leaf)
         lost = len(leaf.tokens) if fate.is_loss else 0
         if lost:
-            self.ghosts.add(leaf.key, leaf.parent.key, leaf.tokens, fate, by, now)
+            self.ghosts.add(leaf.name, leaf.parent.name, leaf.tokens, fate, by, now)
         idle, age, owner = now - leaf.last_used, now - leaf.created, self._owner(leaf)
         block = leaf.blocks[0]
         self._facts.emit(BlockGone(now, leaf.key, block, DEVICE, fate, by, reason, lost, idle, age, tenant=owner))

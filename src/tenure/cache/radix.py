@@ -48,6 +48,7 @@ class Node:
         "key",
         "kids",
         "last_used",
+        "name",
         "parent",
         "parts",
         "recoded",
@@ -61,6 +62,8 @@ class Node:
     ) -> None:
         self.parent = parent
         self.key = key
+        self.name: Key = chain(parent.name, tokens) if parent is not None and parent.recoded else key
+        """Its key, had nothing been recoded: what was lost is remembered by its content, whatever lineage it had."""
         self.tokens = tokens
         self.blocks = blocks
         self.holds = 0
@@ -73,7 +76,7 @@ class Node:
         self.heads: list[tuple[Token, ...]] = []
         """The tokens of `kids`, sorted; kept apart so that bisection compares tuples and calls nothing."""
         self.kids: list[Node] = []
-        self.recoded = False
+        self.recoded: bool = False
         """Whether it was recoded, or computed on top of a block that was."""
         self.ticket = 0
         self.bucket: Hashable = None

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from tenure.events import Fact
 from tenure.server.leash import Cut
 from tenure.server.serves import Serves
-from tenure.summary import Histogram, Summary
+from tenure.summary import HELD, Histogram, Summary
 from tenure.types import Snapshot
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -191,12 +191,8 @@ def _counters(labels: _Labels, summary: Summary, cuts: Counter[str]) -> Iterator
         "tenure:kv_gone", "Blocks that left a tier.", dict(summary.gone), ("tier", "fate", "by", "reason")
     )
     yield labels.counter("tenure:kv_stored", "Blocks that became shareable.", _keyed(summary.stored), ("tier",))
-    recomputed = {
-        ("preempted",): summary.recomputed_tokens,
-        ("evicted",): summary.evicted_tokens,
-        ("sibling",): summary.sibling_tokens,
-    }
-    yield labels.counter("tenure:kv_recompute_tokens", "Tokens computed again.", recomputed, ("reason",))
+    again = {(why,): summary.recomputed[why] for why in ("preempted", "evicted", "sibling", *HELD)}
+    yield labels.counter("tenure:kv_recompute_tokens", "Tokens computed again.", again, ("reason",))
     yield labels.counter("tenure:prefix_miss", "Why reuse ended.", _keyed(summary.misses), ("reason",))
     forgotten = _keyed(summary.forgotten)
     yield labels.counter("tenure:forgotten_tokens", "Tokens the model could not see.", forgotten, ("policy",))

@@ -33,6 +33,7 @@ ADVICE: Mapping[MissReason, str] = {
     "expired": "it was kept as long as it was asked to be: ask for a longer ttl",
     "corrupt": "what was held proved bad and was dropped; see the log",
     "below_minimum": "too short to be kept",
+    "recoded": "memory was short, and it is held in fewer bits: give more memory, or accept it (`codec: any`)",
     "prompt_logprobs": "the request asked for the logprobs of its prompt, which takes computing it",
     "unknown": "the cause was not recorded",
 }

@@ -156,7 +156,7 @@ class Ops:
                 ],
                 "misses": dict(sums.misses),
                 "preemptions": sums.paused,
-                "recomputed_tokens": sums.computed_twice,
+                "recomputed_tokens": sums.recomputed.total(),
                 "facts_missed": sums.facts_missed,
             },
         }

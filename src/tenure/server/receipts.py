@@ -17,6 +17,7 @@ MISS_MESSAGES = {
     "expired": "what was held had outlived its time",
     "corrupt": "what was held failed its check and was thrown away",
     "below_minimum": "what is held is too short to be shared",
+    "recoded": "it is held in fewer bits since memory was short: of no use for exact blocks, nor for the head of one",
     "prompt_logprobs": "the logprobs of the prompt were asked for, and logits are not kept: all of it was computed",
     "unknown": "the reason was not recorded",
 }
