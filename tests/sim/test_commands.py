@@ -114,9 +114,10 @@ def test_lint_says_what_to_change(tmp_path: Path) -> None:
     path = tmp_path / "small.jsonl"
     lines = [json.dumps(header), *(write(request) for request in conversations(200, 1))]
     path.write_text("\n".join(lines))
-    result = tenure("lint", path)
+    result = tenure("lint", path, "--ms-per-token", 0.5)
     assert result.exit_code == 1
     assert "memory_never_planned" in result.stdout
+    assert "seconds by --ms-per-token" in result.stderr
     (finding,) = json.loads(tenure("lint", path, "--json").stdout)
     assert finding["evidence"] == "declared, pool_blocks"
     header["pool_blocks"] = 20_000

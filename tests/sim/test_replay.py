@@ -15,6 +15,13 @@ from tenure.sim.replay import Calibration, Replay, Report, Setup, percentiles
 from tenure.sim.trace import TraceRequest
 
 COSTS = Calibration()
+GOLDEN: dict[str, tuple[list[int], float]] = {
+    # Tokens found, evicted and computed again; pauses and steps; seconds of the logical clock.
+    "conversations": ([114944, 32589, 593, 7, 1602], 75.791),
+    "agents": ([388608, 10086, 95, 4, 776], 58.533),
+    "documents": ([39232, 176899, 0, 0, 3139], 218.958),
+    "mixed": ([130688, 96378, 0, 3, 1742], 128.918),
+}
 
 
 def run(requests: list[TraceRequest], blocks: int, **setup: Any) -> Report:
@@ -40,6 +47,13 @@ def test_figures_add_up(eviction: str) -> None:
 def test_the_same_again_gives_the_same() -> None:
     requests = list(conversations(100, 3))
     assert run(requests, 300).to_json() == run(requests, 300).to_json()
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str) -> None:
+    report = run(list(WORKLOADS[name](60, 7)), 260, speed=20.0)
+    found = [report.hits, report.evicted_tokens, report.recomputed, report.pauses, report.steps]
+    assert (found, round(report.seconds, 3)) == GOLDEN[name]
 
 
 def test_more_memory_and_more_time_help() -> None:

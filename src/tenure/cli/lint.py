@@ -48,7 +48,8 @@ def _lint(log: Path, model: str | None, ms_per_token: float | None, as_json: boo
     if as_json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
         return FOUND if findings else 0
-    print(f"{reader.requests} requests, {reader.prompt_tokens} prompt tokens", file=sys.stderr)
+    basis = "the log's own times" if reader.timed else known.source if ms_per_token is None else "--ms-per-token"
+    print(f"{reader.requests} requests, {reader.prompt_tokens} prompt tokens; seconds by {basis}", file=sys.stderr)
     for finding in findings:
         share = finding.tokens / max(1, reader.prompt_tokens)
         print(

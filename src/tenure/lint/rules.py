@@ -115,6 +115,11 @@ class Lint:
         if seen is None:
             self._first(request)
 
+    @property
+    def timed(self) -> bool:
+        """The log tells how long prompts took."""
+        return self._computed > 0
+
     def findings(self) -> list[Finding]:
         """All that was found, the greatest gain first."""
         self._memory()
@@ -173,8 +178,8 @@ class Lint:
             self._add(
                 "not_shared", "tenant or cache_salt",
                 f"requests {seen.name} and {self._name(request)}, tokens 0 to {same}",
-                "tenants and salts never share: leave the salt out, give those that may share one salt, or declare what "
-                "all tenants begin with as a shared_prefix",
+                "tenants and salts never share: leave the salt out, give those that may share one salt, or declare what"
+                " all begin with as a shared_prefix",
                 same,
             )  # fmt: skip
             return
