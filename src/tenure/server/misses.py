@@ -24,7 +24,7 @@ MAX_CAUSES = 10_000
 """Pairs of tenant, conversation and cause that are counted; the longest silent go first."""
 ADVICE: Mapping[MissReason, str] = {
     "cold": "nothing like it was held: the first time is never free",
-    "content_changed": "something before the newest message changed; `tenure lint` on a log says what it was",
+    "content_changed": "something before the newest message changed; `lately` says what, and where",
     "retokenised": "send a session_id, so that earlier answers are spliced in by their exact tokens",
     "reasoning_stripped": "send the reasoning of earlier turns back as it was, or never keep it at all",
     "scope_changed": "model, adapter, tenant or salt differ from who computed it: those never share",
