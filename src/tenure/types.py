@@ -144,12 +144,14 @@ class Pin:
 
     end_token: int
     ttl_s: float
+    note: str | None = None
+    """What the receipt adds when it is granted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinReceipt:
-    """What became of a wish to pin: granted for `ttl_s` seconds, or refused with the reason. `tokens` in whole blocks,
-    `bytes` as they count against the tenant's budget."""
+    """What became of a wish to pin: granted for `ttl_s` seconds, or refused. `tokens` in whole blocks, `bytes` as they
+    count against the tenant's budget; `reason` of a refusal, or a note."""
 
     end_token: int
     granted: bool

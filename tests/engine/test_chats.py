@@ -15,6 +15,7 @@ from tenure.engine.chats import Chats
 from tenure.errors import InvalidRequest
 from tenure.models.answers import read_whole
 from tenure.models.template import ChatTemplate
+from tenure.server.pins import read_pins
 from tenure.server.serves import Prompt
 from tenure.types import Guide, Request, Sampling, Scope
 
@@ -155,3 +156,22 @@ def test_prompts_that_open_reasoning_are_seen() -> None:
     prompt = Chats(template, model().tokenizer).render(ASK, {}, None, Scope("m"))
     assert prompt.reader is not None
     assert read_whole("Hm.\n</think>\nYes", prompt.reader()) == ("Hm.", "Yes", [])  # type: ignore[arg-type]
+
+
+def test_a_part_is_pinned_up_to_its_end_in_a_real_template() -> None:
+    """Where the part ends among the tokens of the embedded model's prompt."""
+    chats, tokenizer = Chats(model().template, model().tokenizer), model().tokenizer
+    texts = ["A long document about lighthouses and storms. " * 9, "And what of the harbour?", "Say."]
+    parts = [{"type": "text", "text": text} for text in texts]
+    parts[0]["cache_control"] = parts[1]["cache_control"] = {"type": "ephemeral"}  # type: ignore[assignment]
+    scope = Scope("f")
+    prompt = chats.render([{"role": "user", "content": "\n".join(texts)}], {}, None, scope)
+
+    def cut(number: int, content: str) -> Sequence[int]:
+        return chats.render([{"role": "user", "content": content}], {}, None, scope).tokens
+
+    pins = read_pins([{"role": "user", "content": parts}], prompt, cut)
+    ends = [tokenizer.decode(prompt.tokens[: pin.end_token], skip_special=False) for pin in pins]
+    assert [pin.note for pin in pins] == [None, None]
+    assert ends[0].endswith(texts[0].rstrip()) or ends[0].endswith(texts[0])
+    assert ends[1].endswith(texts[1])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.server.conftest import Running
+
+from tenure.server.pins import NOTE, read_pins
+from tenure.server.serves import Prompt
+from tenure.types import Forgotten, Pin, Span
 
 EPHEMERAL = {"type": "ephemeral"}
 
@@ -31,14 +36,59 @@ def test_a_message_is_pinned_up_to_its_end(server: Running) -> None:
     assert pins[0]["reason"] is None
 
 
-def test_a_part_pins_its_message_and_the_longest_time_counts(server: Running) -> None:
-    parts = [
-        {"type": "text", "text": "one", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
-        {"type": "text", "text": "two", "cache_control": EPHEMERAL},
+def parted(*controls: Any) -> list[dict[str, Any]]:
+    """A chat whose first message has parts of 40 characters, some with a cache_control."""
+    parts = [{"type": "text", "text": "x" * 40, **({"cache_control": c} if c else {})} for c in controls]
+    return [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "?"},
     ]
-    assert server.chat(messages=[{"role": "user", "content": parts}], max_tokens=1).status_code == 200
+
+
+def test_a_part_is_pinned_up_to_its_end_and_the_last_with_its_message(server: Running) -> None:
+    long = {"type": "ephemeral", "ttl": "1h"}
+    assert server.chat(messages=parted(long, None, EPHEMERAL, EPHEMERAL), max_tokens=1).status_code == 200
+    request = server.fake.handles[-1].request
+    first = 1 + len("<user>") + 41  # the line break that joins parts is the one that ends the message there
+    pins = [(pin.end_token, pin.ttl_s, pin.note) for pin in request.pins]
+    assert pins == [(first, 3600.0, None), (first + 82, 300.0, None), (request.spans[0].end, 300.0, None)]
+
+
+def test_of_several_for_one_message_the_longest_counts(server: Running) -> None:
+    messages = parted(None, {"type": "ephemeral", "ttl": "1h"})
+    messages[0]["cache_control"] = EPHEMERAL
+    assert server.chat(messages=messages, max_tokens=1).status_code == 200
     request = server.fake.handles[-1].request
     assert [(pin.end_token, pin.ttl_s) for pin in request.pins] == [(request.spans[0].end, 3600.0)]
+
+
+def test_where_a_part_ends_is_not_always_known() -> None:
+    """A template that writes the message differently when nothing follows; and a prompt whose middle is gone."""
+    prompt = Prompt(tuple(range(100)), (Span(0, 10, 0), Span(10, 60, 1), Span(60, 100, 2)))
+    messages = [chat()[0], parted(EPHEMERAL, None)[0], chat()[0]]
+
+    def pin(prompt: Prompt, cut: list[int]) -> Pin:
+        (found,) = read_pins(messages, prompt, lambda number, content: cut)
+        return found
+
+    assert pin(prompt, [*range(30), 999]) == Pin(30, 300.0)
+    assert pin(prompt, list(range(30))) == Pin(30, 300.0)
+    assert pin(prompt, list(range(99))) == Pin(60, 300.0), "never beyond its message"
+    assert pin(prompt, [*range(9), 999]) == Pin(60, 300.0, NOTE)
+    slid = replace(prompt, forgotten=(Forgotten(4, 50, (), "slide", "for this test"),))
+    assert pin(slid, list(range(30))) == Pin(60, 300.0, NOTE)
+
+
+def test_parts_of_a_trimmed_chat(server: Running) -> None:
+    messages = [{"role": "assistant" if i % 2 else "user", "content": "x" * 400} for i in range(19)]
+    parts = [{"type": "text", "text": "y" * 40, "cache_control": EPHEMERAL}, {"type": "text", "text": "z"}]
+    messages[16] = {"role": "user", "content": parts}  # type: ignore[dict-item]
+    receipt = server.chat(messages=messages, max_tokens=1, overflow="trim").json()["kv"]
+    assert receipt["forgotten"]
+    request = server.fake.handles[-1].request
+    start = next(span.start for span in request.spans if span.message == 16)
+    assert [pin.end_token for pin in request.pins] == [start + len("<user>") + 41]
 
 
 def test_a_refused_pin_is_told(server: Running) -> None:

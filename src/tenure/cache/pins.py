@@ -101,7 +101,7 @@ class Pins:
         held.update(keys)
         self._next = min(self._next, until)
         self._facts.emit(PinGranted(now, request, keys[-1], size, len(keys), until, tenant=tenant))
-        return PinReceipt(pin.end_token, True, size, len(keys) * self._block_bytes, until - now)
+        return PinReceipt(pin.end_token, True, size, len(keys) * self._block_bytes, until - now, pin.note)
 
     def expire(self, now: float) -> None:
         """Let go of the pins whose time has passed."""

@@ -301,8 +301,7 @@ def chat_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) -> Ask:
             "tool_choice: an answer that must call a tool can follow no other guide", param="tool_choice"
         )
     sampling = _sampling(serves, body, max_tokens, logprobs, guide or offer.guide)
-    prompt = render(serves, body, caller, max_tokens, offer)
-    prompt = replace(prompt, pins=read_pins(fields["messages"], prompt.spans))
+    prompt = render(serves, body, caller, max_tokens, offer, fields["messages"])
     ask = _ask(serves, body, [prompt], "chat", caller, replace(sampling, marks=prompt.reader is not None))
     return replace(ask, reader=offer.reads(prompt.reader))
 
@@ -343,9 +342,15 @@ def _tokens(serves: Serves, body: CompletionBody, prompt: str | list[int]) -> li
 
 
 def render(
-    serves: Serves, body: ChatBody, caller: Caller, max_tokens: int | None = None, offer: Offer = NO_OFFER
+    serves: Serves,
+    body: ChatBody,
+    caller: Caller,
+    max_tokens: int | None = None,
+    offer: Offer = NO_OFFER,
+    wishes: Sequence[Mapping[str, Any]] = (),
 ) -> Prompt:
-    """The messages through the model's template, as tokens; shortened when they are too long and may be."""
+    """The messages through the model's template, as tokens; shortened when they are too long and may be. `wishes`: the
+    messages as they came, to be read for pins."""
     if not serves.card.has_template:
         raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
     scope = serves.scope(tenant=caller.tenant, salt=body.cache_salt or "")
@@ -362,7 +367,13 @@ def render(
         param = f"messages[{odd}].{'role' if body.messages[odd].role == 'tool' else 'tool_calls'}"
         raise InvalidRequest(f"{param}: this model's chat template has no tools", param=param)
     overflow, steps = overflow_of(serves, body), serves.stats().trim_steps
-    return fit(messages, rendered, overflow, _window(serves, caller), max_tokens, steps)
+    prompt = fit(messages, rendered, overflow, _window(serves, caller), max_tokens, steps)
+
+    def cut(number: int, content: str) -> Sequence[int]:
+        before = [messages[span.message] for span in prompt.spans if span.message < number]
+        return rendered([*before, {**messages[number], "content": content}]).tokens
+
+    return replace(prompt, pins=read_pins(wishes, prompt, cut)) if wishes else prompt
 
 
 def _window(serves: Serves, caller: Caller) -> Window:
