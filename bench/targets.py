@@ -11,8 +11,10 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,7 +117,17 @@ def command(target: Target, workload: Workload, port: int) -> list[str]:
         return [
             *(str(_llama_server()), "-m", str(_gguf(target.variant)), "--host", "127.0.0.1", "--port", str(port)),
             *("-t", cores, "-tb", cores, "-c", str(cells), "-np", str(slots), "--no-kv-unified", "-fa", "on"),
-            *("-ctk", kv, "-ctv", kv, "-b", "2048", "-ub", "512"),
+            *(
+                "-ctk",
+                kv,
+                "-ctv",
+                kv,
+                *(["--slot-save-path", tempfile.gettempdir()] if target.kv else []),
+                "-b",
+                "2048",
+                "-ub",
+                "512",
+            ),
         ]
     if target.kind == "vllm":
         blocks = [str(room // BLOCK_TOKENS["vllm"])] if room else []
@@ -216,7 +228,7 @@ async def start(target: Target, workload: Workload, logs: Path) -> Running:
     port = free_port()
     line = command(target, workload, port)
     piped = target.kind in ("vllm", "openvino")
-    log = logs / f"{target.name.replace(':', '-')}-{workload.name}.log"
+    log = logs / f"{re.sub('[:/]', '-', target.name)}-{workload.name}.log"
     began = time.perf_counter()
     child = Child(line, log, env={}, piped=piped)
     comparable = [part for part in line if part != str(port)]
