@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.harness import english, model, text_of, watched
-from tenure.engine.guided import Guides
+from tenure.engine.guided import Guides, Masks
 from tenure.engine.shape import Shape, Shapes, likeliest, logprob
 from tenure.errors import InvalidRequest
 from tenure.types import Guide, Sampling
@@ -222,6 +222,27 @@ def test_contradictions_are_refused() -> None:
                 engine.engine.submit(engine.ask([1], **fields))
 
 
+def test_masks_are_the_same_one_by_one_and_all_at_once() -> None:
+    loaded = model()
+    guides = Guides(loaded.tokenizer, loaded.shape.vocab, loaded.eos_ids)
+    matchers = [guides.start(Guide("regex", f"[0-9]{{{n}}}[a-z]+")) for n in (1, 2, 3)]
+    with pytest.raises(RuntimeError, match="not asked"):
+        matchers[0].limits()
+    one_by_one = []
+    for matcher in matchers:
+        Masks(1).ask([matcher])
+        one_by_one.append(matcher.limits())
+    Masks(0).ask(matchers)
+    for matcher, alone in zip(matchers, one_by_one, strict=True):
+        limits = matcher.limits()
+        assert limits.shape == (loaded.shape.vocab,)
+        assert set(np.unique(limits)) == {-np.inf, np.inf}
+        assert np.array_equal(limits, alone)
+        may = loaded.tokenizer.encode("7")[0]
+        assert limits[may] == np.inf
+        assert all(loaded.tokenizer.token_bytes(t).isdigit() for t in np.flatnonzero(limits == np.inf).tolist())
+
+
 def test_a_guide_that_gives_up_fails_its_request_alone() -> None:
     loaded = model()
     guides = Guides(loaded.tokenizer, loaded.shape.vocab, loaded.eos_ids)
@@ -230,7 +251,7 @@ def test_a_guide_that_gives_up_fails_its_request_alone() -> None:
     matcher.consume(loaded.tokenizer.encode("hello")[0])
     assert matcher.error is not None
     shape = Shape([1], Sampling(guide=Guide("regex", "x")), frozenset(), matcher)
-    shape.prepare()
+    Masks(1).ask([matcher])
     values = np.zeros(loaded.shape.vocab, np.float32)
     shape.apply(values)
     assert np.isnan(values).all()

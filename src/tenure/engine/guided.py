@@ -1,22 +1,26 @@
 """Answers that must be JSON of a schema, match an expression, be one of several, or follow a grammar.
 
-llguidance computes, for each state of a grammar, which tokens may come next: some tens of microseconds, beside the
-native call. A grammar is compiled once, before the engine hears of the request, and copied for each answer.
+llguidance computes, for each state of a grammar, which tokens may come next: some tens of microseconds, those of all
+answers of a step on all cores. A grammar is compiled once, before the engine hears of the request, and copied for each
+answer.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from threading import Lock
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
+from tenure.engine.shape import Guided
 from tenure.errors import InvalidRequest
 from tenure.models.tokenizer import Tokenizer
 from tenure.types import Guide, GuideKind, Token
@@ -38,26 +42,63 @@ _SPACE = r"(\x20|\n\x20{0,24})"
 """White space between JSON tokens. Bounded: a small model can be led to write blanks for ever."""
 
 
+_LIMITS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.inf, -np.inf).astype(np.float32)
+"""f32[256, 8]: for each byte of a mask what the logits of its eight tokens may be at most."""
+
+
 class Matcher:
     """The state of one guided answer."""
 
     def __init__(self, matcher: LLMatcher, vocab: int) -> None:
-        self._matcher = matcher
-        self._vocab = vocab
+        self.matcher = matcher
+        self.vocab = vocab
+        self.mask: NDArray[np.int32] | None = None
+        """A bit for each token: whether it may come next."""
 
     @property
     def error(self) -> str | None:
         """Why the answer cannot go on: a limit on the work per token, in most cases."""
-        return self._matcher.get_error().splitlines()[0] if self._matcher.is_error() else None
+        return self.matcher.get_error().splitlines()[0] if self.matcher.is_error() else None
 
-    def banned(self) -> NDArray[np.bool_]:
-        """bool[V]: the tokens that may not come next."""
-        allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        return np.unpackbits(~allowed, count=self._vocab, bitorder="little").view(np.bool_)
+    def limits(self) -> NDArray[np.float32]:
+        """f32[V]: infinity where a token may come next, minus infinity elsewhere. RuntimeError before it was asked."""
+        if self.mask is None:
+            raise RuntimeError("the guide was not asked which tokens may come next")
+        found: NDArray[np.float32] = _LIMITS[self.mask.view(np.uint8)].reshape(-1)[: self.vocab]
+        return found
 
     def consume(self, token: Token) -> None:
         """The token that was chosen."""
-        self._matcher.consume_token(token)
+        self.mask = None
+        self.matcher.consume_token(token)
+
+
+class Masks:
+    """Asks the matchers of a step which tokens may come next, all at once.
+
+    After the native call, and not beside it: a thread that wakes up meanwhile takes a core from the team that computes
+    the step, which costs more than the masks do.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """`threads`: as the decoder's; 0 takes all cores."""
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._executor: LLExecutor | None = None
+
+    def ask(self, guided: Sequence[Guided]) -> None:
+        matchers = [one for one in guided if isinstance(one, Matcher)]
+        if not matchers:
+            return
+        bits = allocate_token_bitmask(len(matchers), matchers[0].vocab)
+        if len(matchers) == 1:
+            fill_next_token_bitmask(matchers[0].matcher, bits)
+        else:
+            if self._executor is None:
+                self._executor = LLExecutor(num_threads=self._threads)
+            pairs = [(one.matcher, at) for at, one in enumerate(matchers)]
+            fill_next_token_bitmask_par(self._executor, pairs, bits)
+        for one, mask in zip(matchers, bits, strict=True):
+            one.mask = mask
 
 
 class _Words:

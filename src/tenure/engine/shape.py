@@ -8,8 +8,7 @@ bit of it. Plain answers have no shape and cost nothing here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -45,11 +44,15 @@ class Guided(Protocol):
     @property
     def error(self) -> str | None: ...
 
-    def banned(self) -> NDArray[np.bool_]:
-        """bool[V]: the tokens that may not come next."""
+    def limits(self) -> F32:
+        """f32[V]: what the logits may be at most, infinity or minus infinity, as the guides were last asked."""
         ...
 
     def consume(self, token: Token) -> None: ...
+
+
+Ask = Callable[[Sequence[Guided]], None]
+"""Asks guides which tokens may come next."""
 
 
 class Shape:
@@ -60,7 +63,6 @@ class Shape:
     ) -> None:
         self.sampling = sampling
         self.guided = guided
-        self._banned: NDArray[np.bool_] | None = None
         self._count = 0
         self._ends = np.array(sorted(eos_ids | frozenset(sampling.stop_token_ids)), np.int64)
         self._bias_ids = np.array([token for token, _ in sampling.logit_bias], np.int64)
@@ -75,11 +77,6 @@ class Shape:
         """Why no token can be chosen, when the guide gave up."""
         error = None if self.guided is None else self.guided.error
         return None if error is None else f"the guide of this answer failed: {error}"
-
-    def prepare(self) -> None:
-        """Compute the guide's mask for the next token; other threads may work meanwhile."""
-        if self.guided is not None:
-            self._banned = self.guided.banned()
 
     def apply(self, row: F32) -> None:
         """Shape the logits f32[V] of the next token, in place."""
@@ -97,8 +94,8 @@ class Shape:
             ids, counts = self._answered.ids, self._answered.counts
             row[ids] -= np.float32(sampling.frequency_penalty) * counts
             row[ids] -= np.float32(sampling.presence_penalty)
-        if self._banned is not None:
-            row[self._banned] = NEVER
+        if self.guided is not None:
+            np.minimum(row, self.guided.limits(), out=row)
         if self.failure is not None:
             row[:] = np.nan
         if sampling.min_p > 0.0 and sampling.temperature > 0.0:
@@ -149,10 +146,9 @@ class _Tally:
 class Shapes:
     """The answers under way that are not plain, by request and index."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Ask = lambda guided: None) -> None:
         self._held: dict[str, Sequence[Shape]] = {}
-        self._worker: ThreadPoolExecutor | None = None
-        self._masks: Future[None] | None = None
+        self._ask = ask
         self._raw: dict[SeqId, F32] = {}
 
     def add(self, request: str, shapes: Sequence[Shape]) -> None:
@@ -162,23 +158,13 @@ class Shapes:
     def drop(self, request: str) -> None:
         self._held.pop(request, None)
 
-    def begin(self, rows: Sequence[Rows]) -> None:
-        """Before the native call: have the masks of guided rows computed beside it."""
-        if not self._held:
-            return
-        guided = [shape for row in rows if (shape := self._of(row)) is not None and shape.guided is not None]
-        if guided:
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, thread_name_prefix="tenure-guide")
-            self._masks = self._worker.submit(_prepare, guided)
-
     def apply(self, logits: F32, rows: Sequence[Rows]) -> None:
         """Shape the rows of `logits` f32[L, V] that are not plain, in place."""
         if not self._held:
             return
-        if self._masks is not None:
-            self._masks.result()
-            self._masks = None
+        shapes = [self._of(row) for row in rows]
+        if guided := [shape.guided for shape in shapes if shape is not None and shape.guided is not None]:
+            self._ask(guided)
         for row, values in zip(rows, logits, strict=True):
             shape = self._of(row)
             if shape is not None:
@@ -208,18 +194,9 @@ class Shapes:
         shape = self._of(row)
         return None if shape is None else shape.failure
 
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.shutdown()
-
     def _of(self, row: Rows) -> Shape | None:
         shapes = self._held.get(row.request)
         return None if shapes is None else shapes[row.index]
-
-
-def _prepare(shapes: Sequence[Shape]) -> None:
-    for shape in shapes:
-        shape.prepare()
 
 
 def logprob(row: F32, token: Token, count: int, *, whole: bool = False) -> Logprob:
