@@ -28,22 +28,26 @@ class Told(Gittins):
         super().learn(fact)  # type: ignore[arg-type]
 
 
+def key_of(name: int) -> Key:
+    return Key(name.to_bytes(2, "big") * 8)
+
+
 def view(key: int, *, tail: bool = False) -> BlockView:
-    return BlockView(Key(bytes([key]) * 16), 1, tail, 3, Key(bytes(16)), 5.0, 1.0)
+    return BlockView(key_of(key), 1, tail, 3, Key(bytes(16)), 5.0, 1.0)
 
 
 def store(policy: EvictionPolicy, at: float, *keys: int, output: int = 5) -> None:
     """A sequence of blocks begins, is computed and ends."""
     parent = None
     for name in keys:
-        key = Key(bytes([name]) * 16)
+        key = key_of(name)
         policy.learn(BlockStored(at, key, parent, BlockId(0), "device", "bf16", 32, ()))
         parent = key
     policy.learn(SequenceEnded(at, "r", SeqId(1), parent, 32 * len(keys), output))
 
 
 def drop(policy: EvictionPolicy, at: float, name: int) -> None:
-    key = Key(bytes([name]) * 16)
+    key = key_of(name)
     policy.learn(BlockGone(at, key, BlockId(0), "device", Fate.DROPPED, "x", "room", 32, 1.0, 1.0))
 
 
@@ -69,7 +73,7 @@ def test_every_field_it_reads_is_written_when_simulated() -> None:
         BlockStored: {"key", "parent", "tier", "tokens"},
         BlockReused: {"key", "tier"},
         BlockGone: {"key", "tier", "fate"},
-        SequenceEnded: {"tip", "output_tokens"},
+        SequenceEnded: {"tip", "prompt_tokens", "output_tokens"},
     }.items():
         told = [fact for fact in policy.facts if type(fact) is kind]
         assert told
@@ -98,8 +102,8 @@ def test_it_learns_which_class_comes_back() -> None:
     for number in range(200):  # long answers are followed up at once, short ones never
         at = 100.0 * number
         store(policy, at, 1, 2, output=500)
-        policy.learn(BlockReused(at + 5, Key(bytes([1]) * 16), "device", 32, 5.0))
-        policy.learn(BlockReused(at + 5, Key(bytes([2]) * 16), "device", 32, 5.0))
+        policy.learn(BlockReused(at + 5, key_of(1), "device", 32, 5.0))
+        policy.learn(BlockReused(at + 5, key_of(2), "device", 32, 5.0))
         drop(policy, at + 6, 2)
         drop(policy, at + 6, 1)
         name = 3 + number % 200
@@ -108,6 +112,35 @@ def test_it_learns_which_class_comes_back() -> None:
     store(policy, 1e6, 1, 2, output=500)
     store(policy, 1e6, 250, output=1)
     assert policy.rank(policy.bucket(view(2)), 1.0) > policy.rank(policy.bucket(view(250)), 1.0)
+
+
+def test_it_learns_that_much_new_text_does_not_come_back() -> None:
+    policy = Gittins()
+    for number in range(200):  # short prompts are asked again at once, long ones never
+        at, first = 100.0 * number, 1000 + 100 * number
+        short, long = range(first, first + 2), range(first + 2, first + 82)
+        store(policy, at, *short)
+        for name in short:
+            policy.learn(BlockReused(at + 5, key_of(name), "device", 32, 5.0))
+        store(policy, at + 7, *long)
+        for name in (*short[::-1], *long[::-1]):
+            drop(policy, at + 8, name)
+    store(policy, 1e6, 1, 2)
+    store(policy, 1e6, *range(3, 83))
+    few, many = policy.bucket(view(2)), policy.bucket(view(82))
+    assert few != many
+    assert policy.rank(few, 1.0) > policy.rank(many, 1.0)
+
+
+def test_a_class_that_is_new_ranks_as_its_coarse_one() -> None:
+    policy = Gittins()
+    for number in range(60):
+        store(policy, 10.0 * number, 1 + number)
+    assert policy.rank(policy.bucket(view(60)), 1.0) < 1e5
+    store(policy, 700.0, *range(100, 200))
+    new, known = policy.bucket(view(199)), policy.bucket(view(60))
+    assert new != known
+    assert policy.rank(new, 1.0) == policy.rank(known, 1.0)
 
 
 def test_facts_of_other_tiers_and_strangers_teach_nothing() -> None:
@@ -135,7 +168,7 @@ def test_the_shadow_is_lru() -> None:
 def test_it_follows_lru_while_that_does_better() -> None:
     shadow = ShadowLru()
     shadow.full(10)
-    path = [(Key(bytes([n]) * 16), 32, False) for n in range(5)]
+    path = [(key_of(n), 32, False) for n in range(5)]
     shadow.use(path)
     assert not shadow.better
     shadow.use(path)
@@ -144,7 +177,7 @@ def test_it_follows_lru_while_that_does_better() -> None:
         shadow.use([(key, tokens, True) for key, tokens, _ in path])
     assert shadow.better
     for n in range(10, 200):
-        shadow.use([(Key(bytes([n]) * 16), 32, True)])
+        shadow.use([(key_of(n), 32, True)])
     assert not shadow.better
 
 

@@ -1,8 +1,9 @@
 """Keep what is likely to be needed soon, for the room it takes until then: learned on line, per class of block.
 
-Each block belongs to the class it had at its last use: how often it was used, how long the answer was, whether it was
-the last of its prompt, whether prompts branch behind it, how quickly the conversation came back. For each class the
-policy counts at which ages blocks were used again, and from that takes the Gittins index of a block of age a:
+Each block belongs to the class it had at its last use: how often it was used, how long the answer was, how much of the
+prompt was new, whether it was the last of its prompt, whether prompts branch behind it, how quickly the conversation
+came back. For each class the policy counts at which ages blocks were used again, and from that takes the Gittins index
+of a block of age a:
 
     index(a) = max over w of  P(used again in (a, a + w]) / E[time it is kept in (a, a + w]]
 
@@ -13,7 +14,8 @@ record is worse than the shadow's, the longest idle block goes first (see `Shado
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable
 from math import log
 
@@ -27,8 +29,8 @@ BINS = 64
 FIRST_S = 0.5
 GROWTH = 1.35
 """Ages fall into bins that grow by this factor: 64 of them reach from half a second to years."""
-PRIOR = 20.0
-"""Observations that the average over all classes weighs in each class."""
+PRIOR, FINE_PRIOR = 20.0, 100.0
+"""Observations that the average over all classes weighs in a coarse class, and that class in its fine ones."""
 GHOSTS = 100_000
 """Blocks remembered after they left, at most: about 25 MB."""
 FIT_FIRST, FIT_LAST = 50, 2000
@@ -42,11 +44,17 @@ BRANCHES = 3
 SHARED = 50
 """Uses from which a block belongs to no single conversation."""
 PACES_S = (15.0, 60.0, 300.0)
-CLASSES = 4 * 3 * 2 * 2 * 5
+FRESH = (128, 512, 2048, 8192)
+"""New tokens of prompts that separate short questions from pasted documents."""
+FINE = len(FRESH) + 1
+"""Fine classes in a coarse one."""
+CLASSES = 4 * 3 * 2 * 2 * 5 * FINE
 TAIL = CLASSES
 """Added to the bucket of partly filled blocks."""
 _LOG_GROWTH = log(GROWTH)
 _EDGES = [0.0] + [FIRST_S * GROWTH**i for i in range(BINS)]
+_UNKNOWN = [1e6 - 1e-3 * edge for edge in _EDGES[:BINS]]
+"""The index of a class of which nothing is known yet: it is kept, the longest idle goes."""
 
 
 def age_bin(age_s: float) -> int:
@@ -85,25 +93,41 @@ class _Block:
 class _Ages:
     """At which ages the blocks of one class were used again: `counts` by bin, of `total` uses; `index` as fitted."""
 
-    __slots__ = ("counts", "index", "total")
+    __slots__ = ("counts", "index", "stale", "total")
 
     def __init__(self) -> None:
         self.total = 0.0
         self.counts = [0.0] * BINS
-        self.index = [1e6 - 1e-3 * edge for edge in _EDGES[:BINS]]  # nothing known yet: kept, the longest idle goes
+        self.index = _UNKNOWN
+        self.stale = True
+        """Something was counted since it was fitted."""
 
-    def fit(self, average: list[float]) -> None:
-        """Take the index of every age from the counts, smoothed by `average` (probabilities by bin)."""
-        whole = self.total + PRIOR
+    def count(self, into: int) -> None:
+        """A block was used again."""
+        self.counts[into] += 1.0
+        self.stale = True
+
+    def add(self) -> None:
+        """A block came into the class."""
+        self.total += 1.0
+        self.stale = True
+
+    def smoothed(self, prior: list[float], weight: float) -> list[float]:
+        """Chances to be used again, by bin: as counted, where that is little as `prior` says."""
+        whole = self.total + weight
+        return [(count + weight * mean) / whole for count, mean in zip(self.counts, prior, strict=True)]
+
+    def fit(self, prior: list[float], weight: float) -> list[float]:
+        """Take the index of every age from the chances; those."""
+        self.stale = False
         alive = 1.0
-        gains, costs = [], []
-        for at, mean in enumerate(average):
-            p = (self.counts[at] + PRIOR * mean) / whole
-            gains.append(p)
+        gains, costs = self.smoothed(prior, weight), []
+        for at, p in enumerate(gains):
             costs.append(max(1e-9, (_EDGES[at + 1] - _EDGES[at]) * (alive - 0.5 * p)))
             alive = max(0.0, alive - p)
         # From the back, each bin takes in the groups behind it as long as that raises its ratio: that is the best w.
         groups: list[tuple[float, float]] = []
+        self.index = [0.0] * BINS
         for at in range(BINS - 1, -1, -1):
             gain, cost = gains[at], costs[at]
             while groups and groups[-1][0] * cost > gain * groups[-1][1]:
@@ -112,8 +136,10 @@ class _Ages:
                 cost += more[1]
             groups.append((gain, cost))
             self.index[at] = gain / cost
+        return gains
 
     def halve(self) -> None:
+        self.stale = True
         self.total *= 0.5
         self.counts = [0.5 * count for count in self.counts]
 
@@ -127,7 +153,10 @@ class Gittins:
         self._blocks: dict[Key, _Block] = {}
         self._ghosts: OrderedDict[Key, _Block] = OrderedDict()
         self._max_ghosts = ghosts
-        self._ages = [_Ages() for _ in range(CLASSES)]
+        self._ages: defaultdict[int, _Ages] = defaultdict(_Ages)
+        """By class …"""
+        self._coarse: defaultdict[int, _Ages] = defaultdict(_Ages)
+        """… and by coarse class: whatever was new of the prompt."""
         self._all = _Ages()
         self._sequences = 0
         self._next_fit = FIT_FIRST
@@ -150,9 +179,12 @@ class Gittins:
         if self._shadow.better or not self._fitted:
             return -age_s
         assert isinstance(bucket, int)
-        if bucket < TAIL:
-            return self._ages[bucket].index[age_bin(age_s)]
-        return 0.5 * self._ages[bucket - TAIL].index[age_bin(age_s)]  # on average a tail is half full
+        of = bucket % TAIL
+        ages = self._ages.get(of)
+        if ages is None or ages.index is _UNKNOWN:  # too new for a fit
+            ages = self._coarse.get(of // FINE)
+        index = (ages.index if ages else _UNKNOWN)[age_bin(age_s)]
+        return index if bucket < TAIL else 0.5 * index  # on average a tail is half full
 
     # ---- told
 
@@ -173,8 +205,8 @@ class Gittins:
     def _used_again(self, block: _Block, at: float) -> None:
         block.gap = at - block.last
         into = age_bin(block.gap)
-        self._ages[block.of].counts[into] += 1.0
-        self._all.counts[into] += 1.0
+        for ages in (self._ages[block.of], self._coarse[block.of // FINE], self._all):
+            ages.count(into)
 
     def _stored(self, fact: BlockStored) -> None:
         block = self._ghosts.pop(fact.key, None)
@@ -204,12 +236,15 @@ class Gittins:
             path.append((key, block))
             key = block.parent
         self._shadow.use([(key, block.tokens, block.took_hit()) for key, block in path])
-        common = 5 * (0 if fact.output_tokens <= SHORT else 1 if fact.output_tokens <= LONG else 2) + self._pace(path)
+        answer = 0 if fact.output_tokens <= SHORT else 1 if fact.output_tokens <= LONG else 2
+        common = 5 * answer + self._pace(path)
+        new = bisect_right(FRESH, fact.prompt_tokens - sum(block.tokens for _, block in path if block.uses))
         last = True
         for _, block in path:
-            block.of = ((min(block.uses, 3) * 2 + last) * 2 + (block.kids >= BRANCHES)) * 15 + common
-            self._ages[block.of].total += 1.0
-            self._all.total += 1.0
+            coarse = ((min(block.uses, 3) * 2 + last) * 2 + (block.kids >= BRANCHES)) * 15 + common
+            block.of = coarse * FINE + new
+            for ages in (self._ages[block.of], self._coarse[coarse], self._all):
+                ages.add()
             block.uses += 1
             block.last = fact.at
             last = False
@@ -233,10 +268,11 @@ class Gittins:
         self._fitted = True
         whole = max(1.0, self._all.total)
         average = [count / whole for count in self._all.counts]
-        for ages in self._ages:
-            if ages.total:
-                ages.fit(average)
+        priors = {of: ages.fit(average, PRIOR) for of, ages in self._coarse.items() if ages.stale}
+        for of, ages in self._ages.items():
+            if ages.stale:
+                ages.fit(priors[of // FINE], FINE_PRIOR)
         if self._all.total > HALF_LIFE:
-            for ages in (*self._ages, self._all):
+            for ages in (*self._ages.values(), *self._coarse.values(), self._all):
                 ages.halve()
         self._next_fit = self._sequences + min(FIT_LAST, max(FIT_FIRST, self._sequences // 20))
