@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.server.fake import FakeServes
 
-from tenure.events import FactLog, RequestDone, RequestRefused
+from tenure.events import ConversationChanged, FactLog, RequestDone, RequestRefused
 from tenure.lint import Recent
 from tenure.lint import live as live_module
 from tenure.server.app import create_app
@@ -139,6 +139,20 @@ def test_no_more_is_kept_than_the_bounds_allow(monkeypatch: pytest.MonkeyPatch) 
     many = Recent(text, HEADER)
     tell(many, *(asked(str(n), ["x"], None) for n in range(9)))
     assert many.findings(None)["requests"] == 5
+
+
+def test_nothing_is_kept_of_a_conversation_that_was_deleted() -> None:
+    recent = Recent(text, HEADER)
+    tell(recent, *turns("timestamp", "a"), asked("other", ["x"], "t", "a"), *turns("edited", "b"))
+    recent.learn(ConversationChanged(3.0, "sa", "paused", 0, tenant="a"))
+    assert recent.findings("a")["requests"] == 3
+    recent.learn(ConversationChanged(3.0, "sa", "deleted", 7, tenant="a"))
+    recent.learn(ConversationChanged(3.0, "sb", "deleted", 7, tenant="a"))
+    assert recent.findings("a") == {"requests": 1, "prompt_tokens": 1, "findings": []}
+    recent.learn(ConversationChanged(3.0, "t", "deleted", 1, tenant="a"))
+    assert recent.findings("a")["requests"] == 0
+    assert recent.findings("b")["requests"] == 2
+    assert recent.tokens == sum(len(request.tokens) for request in turns("edited", "b"))
 
 
 def test_requests_that_never_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

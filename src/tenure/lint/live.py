@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tenure.events import Fact, RequestDone, RequestRefused
+from tenure.events import ConversationChanged, Fact, RequestDone, RequestRefused
 from tenure.lint.rules import Lint
 from tenure.sim.trace import TraceRequest
 from tenure.traces import TEXT_BLOCK, key_blocks
@@ -125,6 +125,9 @@ class Recent:
                 known = self._under_way.pop(fact.request, None)
                 if known is not None and isinstance(fact, RequestDone):
                     self._keep(*known, fact)
+        elif isinstance(fact, ConversationChanged) and fact.change == "deleted":
+            with self._lock:
+                self._forget(fact.tenant, fact.conversation)
 
     def findings(self, tenant: str | None) -> dict[str, Any]:
         """For one tenant or (None) all: what was looked at, and the habits found in it, the greatest gain first. Takes
@@ -158,6 +161,16 @@ class Recent:
             self._drop(tenant)
         while self.tokens > self._in_all:
             self._drop(next(iter(self._asked)))
+
+    def _forget(self, tenant: str, session: str) -> None:
+        """Whose conversation was deleted wants nothing kept of it."""
+        many = self._asked.get(tenant, deque())
+        kept = deque(asked for asked in many if asked.session != session)
+        if kept:
+            self._asked[tenant] = kept
+            self._tokens[tenant] = sum(len(asked.tokens) for asked in kept)
+        elif many:
+            del self._asked[tenant], self._tokens[tenant]
 
     def _drop(self, tenant: str) -> None:
         self._tokens[tenant] -= len(self._asked[tenant].popleft().tokens)
