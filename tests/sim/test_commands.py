@@ -81,7 +81,7 @@ def test_the_whole_core_and_its_table(trace: Path, tmp_path: Path) -> None:
         (("--memory", "1GiB", "--cache-share", "0.1"), "exclude each other"),
         (("--memory", "lots"), "amount of memory"),
         (("--memory", "80MiB"), "beside 96,"),
-        (("--kv-cache-memory-bytes", "1KiB"), "2 blocks of"),
+        (("--kv-cache-memory-bytes", "1KiB"), "the budget leaves 1,024 bytes"),
         (("--memory", "1GiB", "--kv-cache-memory-bytes", "1GiB"), "exclude each other"),
         (("--memory", "1GiB", "--model", "/none"), "/none: no such file"),
         (("--kv-cache-dtype", "int3"), "int3"),
