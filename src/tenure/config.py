@@ -23,6 +23,7 @@ from tenure.types import Overflow
 
 WeightsFormat = Literal["auto", "f32", "bf16", "int8", "int4"]
 KvDtype = Literal["auto", "bf16", "f32", "int8", "k8v4", "int4"]
+KvPart = Literal["bf16", "f32", "int8", "int4"]
 Source = Literal["flag", "environment", "file", "default"]
 ENV_PREFIX = "TENURE_"
 
@@ -236,6 +237,12 @@ class Settings:
         None, AMOUNT, MEMORY, "Budget for arena and staging alone; instead of --memory.", "what --memory leaves"
     )
     kv_cache_dtype: KvDtype = _knob("auto", choice(*get_args(KvDtype)), MEMORY, "How K and V are stored. auto is bf16.")
+    kv_cache_dtype_k: KvPart | None = _knob(
+        None, choice(*get_args(KvPart)), MEMORY, "How K is stored, where not as V.", "as --kv-cache-dtype says, or as V"
+    )
+    kv_cache_dtype_v: KvPart | None = _knob(
+        None, choice(*get_args(KvPart)), MEMORY, "How V is stored, where not as K.", "as --kv-cache-dtype says, or as K"
+    )
     quality_gate: bool = _knob(
         True, SWITCH, MEMORY,
         "Measure what the KV codec costs this model, once, and refuse one that misses the floor.",

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.cli.compose import PAIRS, codec_name
 from tenure.config import SETTINGS, Settings, amount, is_loopback, resolve
 from tenure.errors import ConfigError
+from tenure.spec import CODECS
 
 
 def test_defaults_need_nothing() -> None:
@@ -156,3 +158,40 @@ def test_every_setting_says_what_it_is() -> None:
     for setting in SETTINGS:
         assert setting.help.endswith("."), setting.name
         assert setting.shown, setting.name
+
+
+@pytest.mark.parametrize(
+    ("flags", "codec"),
+    [
+        ({}, "bf16"),
+        ({"kv_cache_dtype": "int4"}, "int4"),
+        ({"kv_cache_dtype_k": "int8", "kv_cache_dtype_v": "int4"}, "k8v4"),
+        ({"kv_cache_dtype_k": "int8"}, "int8"),
+        ({"kv_cache_dtype_v": "int4"}, "int4"),
+        ({"kv_cache_dtype": "int8", "kv_cache_dtype_v": "int4"}, "k8v4"),
+        ({"kv_cache_dtype": "f32", "kv_cache_dtype_k": "int8", "kv_cache_dtype_v": "int8"}, "int8"),
+    ],
+)
+def test_k_and_v_may_be_chosen_apart(flags: dict[str, object], codec: str) -> None:
+    assert codec_name(resolve(flags, {}).settings) == codec
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ({"kv_cache_dtype_k": "int4", "kv_cache_dtype_v": "int8"}, "k8v4 has them the other way round"),
+        ({"kv_cache_dtype_k": "bf16", "kv_cache_dtype_v": "int4"}, "both K and V are quantised, or neither"),
+        ({"kv_cache_dtype": "bf16", "kv_cache_dtype_v": "int8"}, r"k8v4 \(int8, int4\)"),
+        ({"kv_cache_dtype_k": "f32", "kv_cache_dtype_v": "bf16"}, "K in f32 with V in bf16 makes no sense"),
+    ],
+)
+def test_pairs_that_make_no_sense_are_refused_with_the_reason(flags: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        codec_name(resolve(flags, {}).settings)
+
+
+def test_pairs_are_what_the_codecs_are_made_of() -> None:
+    bits = {"bf16": 16, "f32": 32, "int8": 8, "int4": 4}
+    assert set(PAIRS) == set(CODECS)
+    for name, (k, v) in PAIRS.items():
+        assert (CODECS[name].k_bits, CODECS[name].v_bits) == (bits[k], bits[v])

@@ -45,8 +45,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")
 
 
 @takes(
-    "model", "weights", "memory", "kv_cache_memory_bytes", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens",
-    "max_step_ms", "api_key", "threads", "isa",
+    "model", "weights", "memory", "kv_cache_memory_bytes", "kv_cache_dtype", "kv_cache_dtype_k", "kv_cache_dtype_v",
+    "max_num_seqs", "max_num_batched_tokens", "max_step_ms", "api_key", "threads", "isa",
 )  # fmt: skip
 def bench(
     resolved: Resolved,

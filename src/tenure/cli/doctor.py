@@ -37,7 +37,10 @@ class Finding:
     detail: str
 
 
-@takes("model", "memory", "kv_cache_memory_bytes", "kv_cache_dtype", "threads", "isa")
+@takes(
+    "model", "memory", "kv_cache_memory_bytes", "kv_cache_dtype", "kv_cache_dtype_k", "kv_cache_dtype_v", "threads",
+    "isa",
+)  # fmt: skip
 def doctor(resolved: Resolved, as_json: Json = False, calibrate: Calibrate = False) -> int:
     """Look at processor, memory, model, kernels and cache; exit 1 when something is broken."""
     findings = []

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 Html = Annotated[Path, typer.Option("--html", metavar="FILE", help="Where the report goes.")]
 
 
-@takes("model", "weights", "memory", "kv_cache_memory_bytes", "kv_cache_dtype", "pressure", "threads", "isa")
+@takes(
+    "model", "weights", "memory", "kv_cache_memory_bytes", "kv_cache_dtype", "kv_cache_dtype_k", "kv_cache_dtype_v",
+    "pressure", "threads", "isa",
+)  # fmt: skip
 def explain(resolved: Resolved, html: Html = Path("tenure-explain.html")) -> int:
     """Measure what the KV cache does here, and write it as a page with plots."""
     from tenure.cli.plan import write
