@@ -36,6 +36,7 @@ from tenure.events import (
     SiblingStarted,
     StepDone,
     TokenFirst,
+    WindowGone,
 )
 
 # fmt: off
@@ -120,6 +121,7 @@ class Summary:
     """Computed and generated, of requests that ended."""
     stored: Counter[str] = field(default_factory=Counter)
     gone: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+    windows_gone: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """By tier, fate, by whom and why."""
     reused_blocks: int = 0
     cleared_blocks: int = 0
@@ -260,6 +262,10 @@ def _gone(s: Summary, fact: BlockGone) -> None:
     s.block_idle.observe(fact.idle_s)
 
 
+def _window_gone(s: Summary, fact: WindowGone) -> None:
+    s.windows_gone[str(fact.window), fact.by, fact.reason] += 1
+
+
 def _reused(s: Summary, fact: BlockReused) -> None:
     s.reused_blocks += 1
     s.block_reuse_gap.observe(fact.gap_s)
@@ -290,6 +296,7 @@ _RULES: dict[type[Fact], Callable[[Summary, Any], None]] = {
     RequestDone: _done,
     BlockStored: _stored,
     BlockGone: _gone,
+    WindowGone: _window_gone,
     BlockReused: _reused,
     CacheCleared: _cleared,
     FactsMissed: _missed,

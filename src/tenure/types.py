@@ -401,6 +401,8 @@ class KindCounts:
     codec: str
     leased: int
     cached: int
+    window: int | None = None
+    """Of the layers whose blocks they are; None: of the first group of layers."""
 
 
 @dataclass(frozen=True, slots=True)

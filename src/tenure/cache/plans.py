@@ -8,9 +8,9 @@ from tenure.cache import keys
 from tenure.cache.find import Finder
 from tenure.cache.lease import Lease, LeaseId
 from tenure.cache.leaves import Item
-from tenure.cache.plan import Ask, Head, Match, Plan, Shortfall, Takes
+from tenure.cache.plan import Ask, Head, Match, Plan, Shortfall
 from tenure.cache.pool import BlockPool
-from tenure.cache.radix import Node, Usable
+from tenure.cache.radix import NO_BLOCK, Node, Usable
 from tenure.cache.supply import Supply
 from tenure.cache.windows import AHEAD, Windows
 from tenure.types import BlockId, Key, Scope, Token
@@ -104,19 +104,34 @@ class Plans:
 
     def _is_usable(self, node: Node) -> bool:
         above = node.parent is not None and node.parent.recoded
-        return above == node.recoded and self._windows.complete(node) and self._pool.unquantised(node.blocks[0])
+        return above == node.recoded and NO_BLOCK not in node.blocks and self._pool.unquantised(node.blocks[0])
 
     def _try(
         self, epoch: int, ask: Ask, path: list[Node], head: Head | None, behind: Key, now: float
     ) -> Plan | Shortfall:
+        """The first way that there is room for."""
         short: Shortfall | None = None
         for ahead in self._aheads():
             for taken in (head, None) if head else (None,):
                 takes = self._supply.needs(ask.room, len(path), taken, ahead)
                 spared, idle = self._spare(path, taken)
                 short = self._supply.shortfall(takes, idle)
-                if short is None:
-                    return self._start(epoch, ask, path, taken, takes, spared, behind, now)
+                if short is not None:
+                    continue
+                newly = sum(not node.holds for node in path) + (taken is not None and taken.whole)
+                return Plan(
+                    epoch=epoch,
+                    scope=ask.scope,
+                    exact=ask.exact,
+                    lease=None,
+                    reused=tuple(node.key for node in path),
+                    head=taken,
+                    takes=takes,
+                    goes=self._supply.goes(takes, now, spared),
+                    promises=self._open_keys(ask.scope, ask.tokens, len(path), behind),
+                    reused_tokens=self._size * len(path) + (taken.tokens if taken else 0),
+                    leases=self._supply.weight(takes) + newly,
+                )
         assert short is not None
         return short
 
@@ -133,32 +148,6 @@ class Plans:
             spared.update((source, *source.parts))
             idle += [block for block in source.blocks if not self._pool.refs[block]]
         return spared, idle
-
-    def _start(
-        self,
-        epoch: int,
-        ask: Ask,
-        path: list[Node],
-        head: Head | None,
-        takes: Takes,
-        spared: set[Item],
-        behind: Key,
-        now: float,
-    ) -> Plan:
-        newly = sum(not node.holds for node in path) + (head is not None and head.whole)
-        return Plan(
-            epoch=epoch,
-            scope=ask.scope,
-            exact=ask.exact,
-            lease=None,
-            reused=tuple(node.key for node in path),
-            head=head,
-            takes=takes,
-            goes=self._supply.goes(takes, now, spared),
-            promises=self._open_keys(ask.scope, ask.tokens, len(path), behind),
-            reused_tokens=self._size * len(path) + (head.tokens if head else 0),
-            leases=self._supply.weight(takes) + newly,
-        )
 
     def _open_keys(self, scope: Scope, tokens: Sequence[Token], held: int, behind: Key) -> tuple[Key, ...]:
         """Keys of the full blocks behind the `held` first that nobody computes yet."""

@@ -238,9 +238,9 @@ class SlabPool(BlockPool):
             if kind is not None:
                 leased[kind] += self.leased_in[slab]
                 used[kind] += self.used_in[slab]
-        return tuple(
-            KindCounts(codec, n, all_used - n) for codec, n, all_used in zip(self.codecs, leased, used, strict=True)
-        )
+        windows = {kind: group.window for kind, group in zip(self.stored[1:], self.groups[1:], strict=True)}
+        counts = zip(self.codecs, leased, used, strict=True)
+        return tuple(KindCounts(codec, n, of - n, windows.get(kind)) for kind, (codec, n, of) in enumerate(counts))
 
     def kind(self, block: BlockId) -> int:
         return self.layout.kind(block)

@@ -38,10 +38,6 @@ class Windows:
         """For each group the first block that the row at position `computed` sees."""
         return tuple(group.first(computed, self._size) for group in self._groups)
 
-    def complete(self, node: Node) -> bool:
-        """Whether a node has the blocks of all groups."""
-        return NO_BLOCK not in node.blocks
-
     def whole(self, path: Sequence[Node]) -> int:
         """How many of the first blocks of a path can be reused: behind them everything is there that windows see."""
         n = len(path)

@@ -154,10 +154,21 @@ def _gauges(labels: _Labels, stats: Snapshot) -> Iterator[Metric]:
         ("device", kind.codec, state): n
         for kind in stats.by_codec
         for state, n in (("leased", kind.leased), ("cached", kind.cached))
+        if kind.window is None
+    }
+    seen = {
+        ("device", str(kind.window), state): n
+        for kind in stats.by_codec
+        for state, n in (("leased", kind.leased), ("cached", kind.cached))
+        if kind.window is not None
     }
     yield labels.gauge(
         "tenure:kv_held_blocks", "Blocks in use, by how they are stored.", in_use, ("tier", "codec", "state")
     )
+    yield labels.gauge(
+        "tenure:kv_window_blocks", "Blocks in use of layers with windows, beside those of the other layers.",
+        seen, ("tier", "window", "state"),
+    )  # fmt: skip
     arena = {("device", stats.codec): stats.arena_bytes}
     yield labels.gauge("tenure:kv_bytes", "Bytes reserved for blocks.", arena, ("tier", "codec"))
     yield labels.gauge("tenure:weight_bytes", "Bytes of the weights.", {one: stats.weight_bytes})
@@ -190,6 +201,10 @@ def _counters(labels: _Labels, summary: Summary, cuts: Counter[str]) -> Iterator
     yield labels.counter(
         "tenure:kv_gone", "Blocks that left a tier.", dict(summary.gone), ("tier", "fate", "by", "reason")
     )
+    yield labels.counter(
+        "tenure:kv_window_gone", "Blocks that layers with windows no longer keep, while the other layers do.",
+        dict(summary.windows_gone), ("window", "by", "reason"),
+    )  # fmt: skip
     yield labels.counter("tenure:kv_stored", "Blocks that became shareable.", _keyed(summary.stored), ("tier",))
     again = {(why,): summary.recomputed[why] for why in ("preempted", "evicted", "sibling", *HELD)}
     yield labels.counter("tenure:kv_recompute_tokens", "Tokens computed again.", again, ("reason",))
