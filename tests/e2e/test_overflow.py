@@ -140,3 +140,28 @@ def test_the_servers_default_and_what_it_means_for_completions() -> None:
         assert reply.json()["error"]["code"] == "context_length_exceeded"
         body = {"messages": talk(46), "max_tokens": 16, "truncation": "disabled"}
         assert server.http.post("/v1/chat/completions", json=body).status_code == 400
+
+
+def test_a_pool_smaller_than_the_context_is_what_limits_and_is_named() -> None:
+    """32 blocks of 32 tokens under a context of 4096: every policy goes by the pool, and says so."""
+    with serving("--max-model-len", "4096", "--kv-cache-memory-bytes", pool_bytes(CONTEXT)) as server:
+        ids = prompt_ids(2 * CONTEXT, seed=5)
+        error = server.http.post("/v1/completions", json={"prompt": ids, "max_tokens": 4}).json()["error"]
+        assert (error["code"], error["limit"], error["pool_blocks"]) == ("kv_capacity_exceeded", CONTEXT, CONTEXT // 32)
+        plan = server.http.post("/v1/kv/plan", json={"prompt": ids, "max_tokens": 4}).json()
+        assert not plan["fits_ever"] and plan["reason"] in error["message"]
+        trimmed = server.chat(talk(46), 16, overflow="trim")["kv"]
+        assert trimmed["prompt_tokens"] <= CONTEXT - 16 and trimmed["limit_cause"] in (None, "max_tokens")
+        assert f"the KV cache room for {CONTEXT}" in trimmed["forgotten"][0]["reason"]
+        body = {"messages": [{"role": "user", "content": FILLER * 100}], "max_tokens": 4, "overflow": "trim"}
+        error = server.http.post("/v1/chat/completions", json=body).json()["error"]
+        assert (error["code"], error["limit"]) == ("kv_capacity_exceeded", CONTEXT)
+        slid = server.complete(prompt_ids(CONTEXT - 20, seed=6), 60, overflow="slide", ignore_eos=True)
+        assert slid["usage"]["completion_tokens"] == 60
+        (gone,) = slid["kv"]["forgotten"]
+        assert gone["reason"] == "the conversation outgrew the KV cache" and slid["kv"]["limit_cause"] == "max_tokens"
+        ended = server.complete(prompt_ids(CONTEXT - 20, seed=7), 60, ignore_eos=True)
+        asked = {"prompt": prompt_ids(CONTEXT - 20, seed=8), "max_tokens": 60}
+        plan = server.http.post("/v1/kv/plan", json=asked).json()
+        assert plan["answer"] == {"n": 1, "tokens": ended["usage"]["completion_tokens"], "limit_cause": "pool"}
+        assert ended["kv"]["limit_cause"] == "pool"
