@@ -1,4 +1,4 @@
-"""Cases E1 and E3 of shared/cases: the edges of the API. (Forcing output by a grammar does not exist: left out.)"""
+"""Cases E1 and E3 of shared/cases: the edges of the API."""
 
 from __future__ import annotations
 
@@ -49,6 +49,23 @@ def streamed(server: Running, body: dict[str, Any]) -> str:
     with server.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
         events = [line[6:] for line in reply.iter_lines() if line.startswith("data: ")]
     return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
+
+
+@pytest.mark.parametrize("text", REPEATS.values(), ids=REPEATS.keys())
+def test_e3_forced_characters_stream_whole(server: Running, text: str) -> None:
+    """A guide leaves the model no choice: whatever it was going to say, it says these characters, byte by byte."""
+    ask = {"prompt": "Say it:", "temperature": 0, "guided_choice": [text], "return_token_ids": True}
+    whole = server.http.post("/v1/completions", json={**ask, "max_tokens": 400}).json()["choices"][0]
+    assert (whole["text"], whole["finish_reason"]) == (text, "stop")
+    assert streamed(server, {**ask, "max_tokens": 400}) == text
+    count = len(whole["token_ids"]) - 1  # the last one is the end
+    assert count > len(text) / 4
+    for tokens in range(1, min(count, 12)):
+        cut = server.http.post("/v1/completions", json={**ask, "max_tokens": tokens}).json()["choices"][0]
+        assert streamed(server, {**ask, "max_tokens": tokens}) == cut["text"]
+        assert cut["finish_reason"] == "length"
+        assert text.startswith(cut["text"].rstrip("\ufffd"))
+        assert "\ufffd" not in cut["text"][:-1]
 
 
 @pytest.mark.parametrize("prompt", REPEATS.values(), ids=REPEATS.keys())

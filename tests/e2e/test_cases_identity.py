@@ -1,4 +1,5 @@
-"""Cases I1 (weights reloaded under the same name) and I3 (salts) of shared/cases. Adapters do not exist: left out."""
+"""Cases I1 (weights reloaded under the same name) and I3 (salts) of shared/cases. There are no adapters, so what
+a reload of one must not share is left out; that a scope names its adapter is tested in tests/core."""
 
 from __future__ import annotations
 

@@ -1,12 +1,16 @@
-"""Cases L1 and L5 of shared/cases: over-long prompts, and windows that fill. (L3 needs a second model: left out.)"""
+"""Cases L1, L3 and L5 of shared/cases: over-long prompts, on models with large and small windows; windows that fill."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.support import Running, pool_bytes, prompt_ids, serving
+from tests.models.harness import tiny_tokenizer, write_gguf
+from tests.models.test_loader import random_model
 
 CONTEXT = 1024
 
@@ -30,6 +34,31 @@ def test_l1_a_prompt_of_five_contexts_is_refused_with_the_numbers(small: Running
     assert error["requested_tokens"] == error["prompt_tokens"] + 16
     assert error["limit"] == CONTEXT
     small.complete("still alive", 1)
+
+
+def test_l3_models_with_other_windows_refuse_alike(small: Running, tmp_path: Path) -> None:
+    """The embedded model was made for 8192 tokens, this one for little more than what both are served with."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, random_model(max_position_embeddings=CONTEXT + 8), "F32", tiny_tokenizer())
+    ids = [3 + at % 250 for at in range(2 * CONTEXT)]  # both know these
+    asks: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": ids, "max_tokens": 4}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a b c d e f " * CONTEXT}], "max_tokens": 4},
+        ),
+        ("/v1/embeddings", {"input": ids}),
+    ]
+    told = []
+    with serving(str(path), "--max-model-len", str(CONTEXT)) as other:
+        for server in (small, other):
+            replies = [server.http.post(route, json=body) for route, body in asks]
+            errors = [reply.json()["error"] for reply in replies]
+            told.append([(r.status_code, e["code"], e.get("limit")) for r, e in zip(replies, errors, strict=True)])
+            server.complete([3, 4, 5], 1)
+    assert told[0] == told[1]
+    assert told[0][:2] == [(400, "context_length_exceeded", CONTEXT)] * 2
+    assert told[0][2][0] == 501  # no embeddings, and both say so
 
 
 def test_l5_a_window_that_fills_mid_stream_ends_with_length(small: Running) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +139,29 @@ def test_wrong_use_is_refused(engine: Engine) -> None:
         engine.generate("x", regex="a", choices=["b"])
     with pytest.raises(InvalidRequest, match="Unsatisfiable"):
         engine.generate("x", json_schema={"enum": []})
+
+
+WRONG: list[tuple[str, tuple[Any, ...]]] = [
+    ("temperature", ("hot", -1, float("nan"), True, 10**6)), ("top_p", ("x", 0, 2.0)), ("top_k", (-5, 1.5)),
+    ("seed", (1.5, 2**70)), ("max_tokens", ("3", 2.5, 0, True)), ("n", ("2", 0, 10**6)), ("min_p", ("x", 2)),
+    ("logprobs", (-1, "x")), ("prompt_logprobs", (-3, "x")), ("repetition_penalty", (0, "x")),
+    ("presence_penalty", ("x",)), ("frequency_penalty", (float("inf"),)), ("min_tokens", ("x", -1)),
+    ("logit_bias", ({"a": 1}, {1: "x"}, [1], {10**9: 1}, {-1: 1})), ("stop", (5, [1], [""], "", ["x"] * 10**6)),
+    ("stop_token_ids", (["x"], 5, [10**9], [-1])), ("ignore_eos", ("x", 1)), ("logits", ("x",)), ("priority", ("x",)),
+    ("session_id", (5, "")), ("cache_salt", (5,)), ("json_schema", (5,)), ("regex", (5, "")), ("grammar", (5,)),
+    ("choices", (5, [1], [""], "ab")), ("tools", (5, [1])), ("template", (5,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "values"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
+def test_wrong_options_are_told_by_name_and_harm_nobody(engine: Engine, name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        with pytest.raises(InvalidRequest) as refused:
+            engine.generate("Hello", **{"max_tokens": 2, name: value})
+        assert refused.value.param == name
+        assert len(str(refused.value)) < 300
+    assert engine.health().alive
+    assert engine.generate("Hello", max_tokens=2, **{name: None} if name != "max_tokens" else {}).tokens
 
 
 def test_numbers_of_the_engine(engine: Engine) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from tenure.engine.given import check
 from tenure.errors import InvalidRequest
 from tenure.models.answers import read_whole
 from tenure.server.serves import Reader
@@ -111,19 +112,27 @@ class Result:
         return self.answers[0].tokens
 
 
-def sampling_of(options: Options, *, marks: bool) -> Sampling:
-    """The sampling that options ask for; `marks`: somebody reads the answer for reasoning and calls.
-
-    InvalidRequest for names that do not exist and guides that exclude another.
-    """
+def checked(options: Options) -> Options:
+    """The options without those that are None. InvalidRequest for names that do not exist and for wrong values."""
     strange = next((name for name in options if name not in Options.__annotations__), None)
     if strange is not None:
         raise InvalidRequest(f"{strange}: there is no such option", param=strange)
+    check(options)
+    given: Any = {name: value for name, value in options.items() if value is not None}
+    found: Options = given
+    return found
+
+
+def sampling_of(options: Options, *, marks: bool) -> Sampling:
+    """The sampling that (checked) options ask for; `marks`: somebody reads the answer for reasoning and calls.
+
+    InvalidRequest for guides that exclude another.
+    """
     stop = options.get("stop", ())
     return Sampling(
         temperature=options.get("temperature", 0.0),
         top_p=options.get("top_p", 1.0),
-        top_k=options.get("top_k", 0),
+        top_k=max(0, options.get("top_k", 0)),
         seed=options.get("seed", 0),
         max_tokens=options.get("max_tokens"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 from tenure.engine.handle import Handle
-from tenure.engine.options import Options, Result, result_of, sampling_of
+from tenure.engine.options import Options, Result, checked, result_of, sampling_of
 from tenure.errors import InvalidRequest
 from tenure.server.serves import Prompt
 from tenure.types import Done, Piece, Request, Scope, Token
@@ -114,11 +114,12 @@ class PythonApi(ABC):
     def scope(self, *, tenant: str, salt: str) -> Scope: ...
 
     def _request(self, given: Given, options: Options) -> tuple[Request, Prompt]:
+        options = checked(options)
         scope = self.scope(tenant="", salt=options.get("cache_salt", ""))
         session = options.get("session_id")
         if isinstance(given, str):
             prompt = Prompt(tuple(self.encode(given)), ())
-        elif given and all(isinstance(token, int) for token in given):
+        elif given and all(type(token) is int for token in given):
             prompt = Prompt(tuple(given), ())  # type: ignore[arg-type]  # just seen to be ints
         elif given and all(isinstance(message, Mapping) for message in given):
             tools = options.get("tools", ())

@@ -28,6 +28,9 @@ def check_sampling(sampling: Sampling, vocab: int) -> None:
     wrong = next((token for token, _ in sampling.logit_bias if not 0 <= token < vocab), None)
     if wrong is not None:
         raise InvalidRequest(f"logit_bias: token ids must be from 0 to {vocab - 1}, not {wrong}", param="logit_bias")
+    odd = next((token for token in sampling.stop_token_ids if not 0 <= token < vocab), None)
+    if odd is not None:
+        raise InvalidRequest(f"stop_token_ids: ids must be from 0 to {vocab - 1}, not {odd}", param="stop_token_ids")
     if sampling.repetition_penalty <= 0.0:
         raise InvalidRequest("repetition_penalty must be above 0", param="repetition_penalty")
     if not 0.0 <= sampling.min_p <= 1.0:
