@@ -118,11 +118,24 @@ def test_the_banner_tells_how_windows_are_reused() -> None:
     served.layout = KvGeometry(26, 1, 256, groups=groups).layout(600 * 26 * 32 * 1024, "bf16")
     words = "\n".join(serve.banner(resolve({}, {}).settings, served, 1, "note"))
     assert "22 of 26 layers see 512 tokens, and keep only those: a prefix is reused where its last 512 tokens" in words
+    assert "1 KiB each, of the 4 layers that see everything)" in words
     assert f"{served.layout.conversations(8192)} conversations of 8192 tokens" in words
     assert served.layout.conversations(8192) > 10
     two = serve.windows((LayerGroup(2, 4096), LayerGroup(3, 64)))
     assert two.startswith("2 of 5 layers see 4096 tokens, 3 of 5 layers see 64 tokens, and keep only those")
     assert "its last 4096 tokens" in two
+
+
+def test_a_model_of_windows_alone_outgrows_its_pool() -> None:
+    def words(blocks: int) -> str:
+        served = Served(blocks, replace(CARD, groups=(LayerGroup(32, 4096),)))
+        served.layout = replace(served.layout, groups=served.card.groups)
+        return "\n".join(serve.banner(resolve({}, {}).settings, served, 1, "note"))
+
+    assert "the pool holds" not in words(129)
+    assert "the pool holds 4096: a longer conversation" in words(128)
+    assert "1 conversation of 8192 tokens" in words(129)
+    assert "each)" in words(129)
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,9 @@ def banner(settings: Settings, engine: Served, port: int, budget_note: str) -> l
         f"  weights   {card.weights}, {human(stats.weight_bytes)}",
         f"  budget    {human(stats.budget_bytes)} ({budget_note})",
         f"  KV cache  {human(stats.arena_bytes)}, codec {card.codec}, {stats.pool.total} blocks of "
-        f"{stats.block_tokens} tokens ({human(stats.block_bytes)} each)",
+        f"{stats.block_tokens} tokens ({human(stats.block_bytes)} each{_layers_note(card.groups)})",
         f"  fits      {fits(engine.layout, stats.block_tokens, card.context_limit)}",
-        f"  context   {card.context_limit} tokens{_pool_note(stats, card.context_limit)}",
+        f"  context   {card.context_limit} tokens{_pool_note(engine.layout, stats, card.context_limit)}",
         *([f"  windows   {windows(card.groups)}"] if any(group.window for group in card.groups) else []),
         f"  policy    eviction {stats.eviction}, pressure {stats.pressure}, overflow {stats.overflow}",
         "",
@@ -154,9 +154,18 @@ def windows(groups: Sequence[LayerGroup]) -> str:
     return f"{words}, and keep only those: a prefix is reused where its last {widest} tokens are still held"
 
 
-def _pool_note(stats: Snapshot, context_limit: int) -> str:
+def _layers_note(groups: Sequence[LayerGroup]) -> str:
+    """Whose blocks the pool counts, when not those of all layers."""
+    if len(groups) < 2:
+        return ""
+    see = "that see everything" if groups[0].window is None else f"that see {groups[0].window} tokens"
+    return f", of the {groups[0].layers} layers {see}"
+
+
+def _pool_note(layout: ArenaLayout, stats: Snapshot, context_limit: int) -> str:
+    needed = layout.groups[0].held(-(-context_limit // stats.block_tokens), stats.block_tokens)
     held = stats.pool.total * stats.block_tokens
-    if held >= context_limit:
+    if stats.pool.total >= needed:
         return ""
     return f" — but the pool holds {held}: a longer conversation ends with `length` and cause `pool`"
 

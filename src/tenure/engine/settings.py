@@ -50,7 +50,7 @@ class Budget:
     weight_bytes: int
     arena_bytes: int
     block_bytes: int
-    """Of a stored block."""
+    """Of a stored block of the first group of layers: the pool counts in those."""
     layout: ArenaLayout
 
     @property
@@ -68,7 +68,6 @@ def budget_of(settings: EngineSettings, geometry: KvGeometry, weight_bytes: int,
     """The same for what `geometry` makes of a block, on a machine of so many bytes."""
     if settings.memory_bytes is not None and settings.kv_cache_bytes is not None:
         raise ConfigError("memory", "give either a total budget or one for the KV cache, not both")
-    block = geometry.block_bytes(settings.kv_codec)
     param = "memory"
     if settings.kv_cache_bytes is not None:
         param = "kv_cache_memory_bytes"
@@ -83,7 +82,8 @@ def budget_of(settings: EngineSettings, geometry: KvGeometry, weight_bytes: int,
         raise BudgetError(
             param,
             f"the budget leaves {max(0, arena):,} bytes for the KV cache beside {weight_bytes:,} bytes of weights; "
-            f"{MIN_BLOCKS} blocks of {least // MIN_BLOCKS:,} bytes are needed at least: {least - arena:,} bytes more",
+            f"{MIN_BLOCKS} blocks{' and what windows see' if len(geometry.parts()) > 1 else ''} need {least:,} bytes: "
+            f"{least - arena:,} bytes more",
         )
     layout = geometry.layout(arena, settings.kv_codec, _recoded(settings, geometry))
     arena = layout.slabs * layout.slab_bytes
@@ -92,7 +92,7 @@ def budget_of(settings: EngineSettings, geometry: KvGeometry, weight_bytes: int,
             param,
             f"the budget asks for {weight_bytes + arena:,} bytes, but this machine has {machine:,}",
         )
-    return Budget(weight_bytes + arena, weight_bytes, arena, block, layout)
+    return Budget(weight_bytes + arena, weight_bytes, arena, layout.block_bytes[0], layout)
 
 
 def _recoded(settings: EngineSettings, geometry: KvGeometry) -> tuple[str, ...]:

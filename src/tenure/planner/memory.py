@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tenure.errors import ConfigError
 from tenure.planner.anatomy import Anatomy
-from tenure.spec import BLOCK_TOKENS, CODECS, UNBOUNDED, ArenaLayout, codec
+from tenure.spec import BLOCK_TOKENS, CODECS, UNBOUNDED, ArenaLayout, LayerGroup, codec
 
 CODEC_NAMES = tuple(name for name in CODECS if name != "f32")
 """Those worth planning with; f32 is for tests."""
@@ -61,9 +61,11 @@ class Room:
         return sum(kind.bytes_of(tokens, self.name) for kind in self.anatomy.kinds)
 
     def tokens(self) -> int:
-        """Tokens that the pool holds: in stored blocks, or for a foreign model in one sequence."""
+        """Tokens that the pool holds: in stored blocks, or for a foreign model in one sequence. When all layers have
+        windows, and those fit, a sequence has no end."""
         if self.anatomy.served is not None:
-            return self.layout.blocks * BLOCK_TOKENS if self.layout else 0
+            blocks, group = (self.layout.blocks, self.layout.groups[0]) if self.layout else (0, LayerGroup(1))
+            return UNBOUNDED if group.held(UNBOUNDED, BLOCK_TOKENS) <= blocks else blocks * BLOCK_TOKENS
         return most(UNBOUNDED, lambda tokens: self.bytes_of(tokens) <= self.arena)
 
     def conversations(self, tokens: int, shared: int = 0) -> int:
@@ -98,7 +100,7 @@ class CodecPlan:
     """What one more token costs once every window is full."""
     conversation_bytes: int
     tokens: int | None
-    """That the pool holds; None: without end, as the model keeps nothing that grows."""
+    """That the pool holds; None: without end, as the model keeps nothing that grows past its windows."""
     conversations: int
     conversations_unshared: int
     """The same without a shared prefix."""
