@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.harness import english, model, text_of, watched
-from tenure.engine.guided import Guides, Masks
+from tenure.engine.guided import Guides
+from tenure.engine.guided import ask as ask_all
 from tenure.engine.shape import Shape, Shapes, likeliest, logprob
 from tenure.errors import InvalidRequest
 from tenure.types import Guide, Sampling
@@ -230,9 +231,9 @@ def test_masks_are_the_same_one_by_one_and_all_at_once() -> None:
         matchers[0].limits()
     one_by_one = []
     for matcher in matchers:
-        Masks(1).ask([matcher])
+        ask_all([matcher])
         one_by_one.append(matcher.limits())
-    Masks(0).ask(matchers)
+    ask_all(matchers)
     for matcher, alone in zip(matchers, one_by_one, strict=True):
         limits = matcher.limits()
         assert limits.shape == (loaded.shape.vocab,)
@@ -251,7 +252,7 @@ def test_a_guide_that_gives_up_fails_its_request_alone() -> None:
     matcher.consume(loaded.tokenizer.encode("hello")[0])
     assert matcher.error is not None
     shape = Shape([1], Sampling(guide=Guide("regex", "x")), frozenset(), matcher)
-    Masks(1).ask([matcher])
+    ask_all([matcher])
     values = np.zeros(loaded.shape.vocab, np.float32)
     shape.apply(values)
     assert np.isnan(values).all()

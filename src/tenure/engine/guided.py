@@ -1,23 +1,22 @@
 """Answers that must be JSON of a schema, match an expression, be one of several, or follow a grammar.
 
-llguidance computes, for each state of a grammar, which tokens may come next: some tens of microseconds, those of all
-answers of a step on all cores. A grammar is compiled once, before the engine hears of the request, and copied for each
-answer.
+llguidance computes, for each state of a grammar, which tokens may come next: some tens of microseconds, those of
+several answers beside the native call. A grammar is compiled once, before the engine hears of the request, and copied
+for each answer.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from threading import Lock
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from tenure.engine.shape import Guided
@@ -73,32 +72,14 @@ class Matcher:
         self.matcher.consume_token(token)
 
 
-class Masks:
-    """Asks the matchers of a step which tokens may come next, all at once.
-
-    After the native call, and not beside it: a thread that wakes up meanwhile takes a core from the team that computes
-    the step, which costs more than the masks do.
-    """
-
-    def __init__(self, threads: int) -> None:
-        """`threads`: as the decoder's; 0 takes all cores."""
-        self._threads = threads or len(os.sched_getaffinity(0))
-        self._executor: LLExecutor | None = None
-
-    def ask(self, guided: Sequence[Guided]) -> None:
-        matchers = [one for one in guided if isinstance(one, Matcher)]
-        if not matchers:
-            return
+def ask(guided: Sequence[Guided]) -> None:
+    """Ask the matchers of a step which tokens may come next."""
+    matchers = [one for one in guided if isinstance(one, Matcher)]
+    if matchers:
         bits = allocate_token_bitmask(len(matchers), matchers[0].vocab)
-        if len(matchers) == 1:
-            fill_next_token_bitmask(matchers[0].matcher, bits)
-        else:
-            if self._executor is None:
-                self._executor = LLExecutor(num_threads=self._threads)
-            pairs = [(one.matcher, at) for at, one in enumerate(matchers)]
-            fill_next_token_bitmask_par(self._executor, pairs, bits)
-        for one, mask in zip(matchers, bits, strict=True):
-            one.mask = mask
+        for at, one in enumerate(matchers):
+            fill_next_token_bitmask(one.matcher, bits, at)
+            one.mask = bits[at]
 
 
 class _Words:

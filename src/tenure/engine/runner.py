@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tenure.device.arena import Arena
 from tenure.device.ops import DeviceStore
 from tenure.engine.batch import Batch, Batcher, Table
-from tenure.engine.guided import Masks
+from tenure.engine.guided import ask
 from tenure.engine.prompted import Prompts, Told, indices
 from tenure.engine.sampler import Sampler
 from tenure.engine.shape import Shapes
@@ -60,7 +60,7 @@ class Runner:
         self._store = store
         self._batcher = Batcher(store.places)
         self._sampler = Sampler(threads)
-        self.shapes = Shapes(Masks(threads).ask)
+        self.shapes = Shapes(ask)
         self.prompts = Prompts()
         self._told: list[Told] = []
         self._logits = np.empty((16, vocab), np.float32)
@@ -82,6 +82,7 @@ class Runner:
         if len(logit_rows) > len(self._logits):
             self._logits = np.empty((max(2 * count, len(logit_rows)), self._logits.shape[1]), np.float32)
         logits = self._logits[:count]
+        self.shapes.begin(batch.sampled)
         called = time.perf_counter()
         self._decoder.step(
             self._arena.bytes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -152,6 +153,8 @@ class Shapes:
     def __init__(self, ask: Ask = lambda guided: None) -> None:
         self._held: dict[str, Sequence[Shape]] = {}
         self._ask = ask
+        self._worker: ThreadPoolExecutor | None = None
+        self._asked: Future[None] | None = None
         self._raw: dict[SeqId, F32] = {}
 
     def add(self, request: str, shapes: Sequence[Shape]) -> None:
@@ -161,12 +164,22 @@ class Shapes:
     def drop(self, request: str) -> None:
         self._held.pop(request, None)
 
+    def begin(self, rows: Sequence[Rows]) -> None:
+        """Before the native call: have the guides of rows asked beside it. One alone is asked afterwards: waking a
+        thread would take more from the step than its answer does."""
+        if self._held and len(guided := self._guided(rows)) > 1:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="tenure-guide")
+            self._asked = self._worker.submit(self._ask, guided)
+
     def apply(self, logits: F32, rows: Sequence[Rows]) -> None:
         """Shape the rows of `logits` f32[L, V] that are not plain, in place."""
         if not self._held:
             return
-        shapes = [self._of(row) for row in rows]
-        if guided := [shape.guided for shape in shapes if shape is not None and shape.guided is not None]:
+        if self._asked is not None:
+            self._asked.result()
+            self._asked = None
+        elif guided := self._guided(rows):
             self._ask(guided)
         for row, values in zip(rows, logits, strict=True):
             shape = self._of(row)
@@ -196,6 +209,14 @@ class Shapes:
         """Why the row got no token, if its shape is to blame."""
         shape = self._of(row)
         return None if shape is None else shape.failure
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.shutdown()
+
+    def _guided(self, rows: Sequence[Rows]) -> list[Guided]:
+        shapes = (self._of(row) for row in rows)
+        return [shape.guided for shape in shapes if shape is not None and shape.guided is not None]
 
     def _of(self, row: Rows) -> Shape | None:
         shapes = self._held.get(row.request)
