@@ -10,6 +10,7 @@ import pytest
 from tests.sched.fake import SCOPE, Setup, World, answer
 
 from tenure.events import BlockGone, RequestStarted, SequencePaused, SiblingStarted
+from tenure.sched.desk import Desk
 from tenure.spec import ArenaLayout
 from tenure.summary import Summary
 from tenure.types import Done, Fate, RecodeOp
@@ -81,6 +82,30 @@ def recode_one() -> World:
     made.run()
     assert "int8" in made.receipt("old").codec
     return made
+
+
+def test_a_conversation_shows_its_bytes_by_codec() -> None:
+    made = recode_one()
+    old = Desk(made.scheduler, made.history, made.log).inspect(None, "old", 9.0).bytes
+    assert old["int8"] == 8 and old["bf16"] == 2 * 5, "eight of thirteen blocks, at one byte each, and the rest at two"
+
+
+@pytest.mark.parametrize("conversations", [8, 32])
+@pytest.mark.parametrize("squeeze", [1.5, 3, 10])
+def test_squeezed_by_the_whole_ladder(conversations: int, squeeze: float) -> None:
+    """As under pauses alone: all answers are those of solo runs, as far as a model knows that looks at tokens only."""
+    slabs = max(8, int(conversations * 18 / 4 / squeeze))
+    layout = replace(LAYOUT, slabs=slabs, first=(0, 4 * slabs))
+    setup = Setup("recode:int8@60%, pause@90%", layout=layout)
+    made = World(0, SIZE, seqs=32, batch=256, context=400, queue=64, setup=setup)
+    for number in range(conversations):
+        made.ask(f"r{number}", prompt(number), 40)
+    made.run(20_000)
+    for number in range(conversations):
+        assert made.text(f"r{number}") == alone(prompt(number), 40)
+    receipts = [made.receipt(f"r{number}") for number in range(conversations)]
+    assert sum(receipt.preempted for receipt in receipts) == len(made.of(SequencePaused))
+    assert any("int8" in receipt.codec for receipt in receipts)
 
 
 def test_what_is_recoded_is_a_miss_of_its_own_for_who_wants_it_exact() -> None:

@@ -111,6 +111,12 @@ class KvCache:
         """How the tokens of a sequence are held, in tokens by codec; what is not computed yet counts as open."""
         return self._supply.codecs(lease, computed, tokens)
 
+    def bytes_of(self, blocks: Sequence[BlockId | None], stored: int) -> dict[str, int]:
+        """What blocks take, by codec, where one that is stored as it came takes `stored` bytes."""
+        sizes = self._pool.layout.block_bytes if isinstance(self._pool, SlabPool) else (stored,)
+        kinds = Counter(self._pool.kind(block) for block in blocks if block is not None and block != NO_BLOCK)
+        return {self._pool.codecs[kind]: n * sizes[kind] for kind, n in kinds.items()}
+
     def match(self, scope: Scope, tokens: Sequence[Token], *, exact: bool = False) -> Match:
         """The longest reusable prefix of all of `tokens`. Stamps nothing."""
         return self._plans.match(scope, tokens, exact)

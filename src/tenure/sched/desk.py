@@ -158,15 +158,15 @@ class Desk:
         on_hold = (talk.scope.tenant, name) in self._scheduler.on_hold
         states = {STATES.get(seq.phase, "waiting") for seq in talk.live}
         size = self._cache.block_tokens
-        running = [len(seq.lease.blocks) for seq in talk.live if seq.lease is not None]
-        blocks = max([len(match.blocks) + (match.head is not None), *running])
+        held = [*match.blocks, match.head.block if match.head else None]
+        leased = [[*seq.lease.blocks, seq.lease.open] for seq in talk.live if seq.lease is not None]
         computed = max([match.tokens, *(seq.computed for seq in talk.live)])
         return ConversationView(
             id=name,
             tenant=talk.scope.tenant,
             tokens=len(tokens),
             held_tokens=computed,
-            bytes={talk.scope.codec: blocks * self._scheduler.limits.block_bytes},
+            bytes=self._cache.bytes_of(max([held, *leased], key=len), self._scheduler.limits.block_bytes),
             idle_s=0.0 if talk.live else max(0.0, now - talk.at),
             state="paused" if on_hold else min(states, default="idle"),
             pins=tuple(
