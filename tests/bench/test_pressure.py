@@ -47,12 +47,12 @@ def test_goodput_counts_what_ended_in_time_and_within_the_window() -> None:
 
 def test_the_error_of_predictions_is_relative() -> None:
     starts = Starts("http://127.0.0.1:9")
-    assert math.isnan(starts.median_error())
+    assert math.isnan(starts.median_error()) and math.isnan(starts.lean())
     starts.waits = [(1.0, 2.0), (2.0, 2.0), (4.0, 2.0)]
-    assert starts.median_error() == 0.5
+    assert (starts.median_error(), starts.lean()) == (0.5, 1.0)
 
 
 def test_the_report_names_what_was_missed() -> None:
-    shown = table([Row("a", 1.3, "≤ 1.25", False), Row("b", 0.95, "≥ 0.9", True)])
-    assert "| a | 1.3 | ≤ 1.25 | MISS |" in shown
-    assert "| b | 0.95 | ≥ 0.9 | ok |" in shown
+    shown = table([Row("a", 1.3, "≤ 1.25", False), Row("b", 0.95, "≥ 0.9", True, "95 of 100")])
+    assert "| a | 1.3 | ≤ 1.25 | MISS |  |" in shown
+    assert "| b | 0.95 | ≥ 0.9 | ok | 95 of 100 |" in shown

@@ -269,3 +269,10 @@ def test_who_has_blocks_to_recode_is_recoded_before_anyone_is_paused() -> None:
     able = [view(1, 1.0), replace(view(2, 0.0), recodable_blocks=5)]
     assert steps.relieve(short, able, load) == Recode(SeqId(2), "int8", 1, "growing")
     assert isinstance(steps.relieve(short, [view(1, 1.0), view(2, 0.0)], load), Wait)
+
+
+def test_a_newcomer_has_no_more_recoded_than_it_is_over_the_threshold() -> None:
+    steps = ladder("recode:int8@60%, pause@90%")
+    able = [replace(view(1, 5.0), recodable_blocks=9), view(2, 7.0)]
+    verdict = steps.relieve(Shortfall(8, 6, 4, "a newcomer wants 8"), able, LOAD)  # 10 of 20 are leased, 12 may be
+    assert isinstance(verdict, Recode) and verdict.blocks == 6

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tenure.errors import ConfigError
 from tenure.policy.base import Load, Pause, PressurePolicy, Recode, Refuse, Relief, RunningView, Shortfall, Wait
@@ -120,6 +120,8 @@ class Ladder:
         for step in self._steps:
             if leased > step.limit(load.total_blocks) or shortfall.is_hard:
                 verdict = step.policy.relieve(shortfall, running, load)
+                if isinstance(verdict, Recode):  # no more than brings the leased blocks below the threshold again
+                    return replace(verdict, blocks=min(verdict.blocks, max(1, leased - step.limit(load.total_blocks))))
                 if not isinstance(verdict, Wait):
                     return verdict
         return verdict

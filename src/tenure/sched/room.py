@@ -100,12 +100,10 @@ class Room:
         `pressure` lets sequences start; for a lone one, what it needs is enough."""
         scope, exact = seq.job.request.scope, seq.job.request.exact
         plan = self._cache.plan(Ask(scope, seq.tokens, self._wanted(seq), exact=exact, fresh=seq.fresh), now)
-        if not self._running:
-            if isinstance(plan, Shortfall):
-                plan = self._cache.plan(Ask(scope, seq.tokens, len(seq.tokens), exact=exact, fresh=seq.fresh), now)
-            return plan
-        if isinstance(plan, Plan):
+        if isinstance(plan, Plan) and self._running:
             return self._over(plan, pressure.start_limit(self._cache.counts().total), pressure) or plan
+        if isinstance(plan, Shortfall) and not self._running:
+            return self._cache.plan(Ask(scope, seq.tokens, len(seq.tokens), exact=exact, fresh=seq.fresh), now)
         return plan
 
     # --- do ----------------------------------------------------------------------------------------------------------
