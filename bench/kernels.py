@@ -87,7 +87,8 @@ def attend(sequences: int, rows: int, past: int, repeat: int, bandwidth: float) 
     per_sequence = -(-tokens // BLOCK)
     block_bytes = _native.block_bytes("bf16", 1, KV_HEADS, DIM)
     sets = max(1, min(64, COLD_BYTES // (sequences * per_sequence * block_bytes)))
-    arena = np.zeros(sets * sequences * per_sequence * block_bytes, np.uint8)
+    # Not zeros: pages of zeros that nobody wrote are all the same page, and soon in a cache.
+    arena = np.full(sets * sequences * per_sequence * block_bytes, 0x2C, np.uint8)
     order = np.random.default_rng(1).permutation(sets * sequences * per_sequence).astype(np.int64) * block_bytes
     tables = order.reshape(sets, sequences * per_sequence)
     rng = np.random.default_rng(2)
