@@ -32,7 +32,8 @@ CHAT: dict[str, Any] = {
 TEXT: dict[str, Any] = {
     "model": "fake", "prompt": ["Hi", "Ho"], "max_tokens": 3, "n": 2, "logprobs": 2, "echo": True, "stop": "x",
     "guided_regex": "[a-z]+", "stream": False, "add_special_tokens": True, "best_of": 2,
-    "structured_outputs": None, "prompt_cache_key": "k", "overflow": "slide", "truncation": None, "seed": -1, "temperature": 0,
+    "structured_outputs": None, "prompt_cache_key": "k", "overflow": "slide", "truncation": None, "seed": -1,
+    "temperature": 0,
 }  # fmt: skip
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
