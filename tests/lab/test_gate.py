@@ -109,6 +109,8 @@ def test_the_floor_names_what_misses_it() -> None:
     assert "KL" in Floor().misses(Quality(1, 1, 1, float("nan"), 1.0))
     exact, loops = Quality(16, 1, 1, 0, 1, collapse=0.1), Quality(8, 1, 1, 0, 1, collapse=0.6)
     assert "repetition" in Floor().misses(loops, exact)
+    one, four = Quality(16, 1, 1, 0, 1, collapse=1 / 20), Quality(8, 1, 1, 0, 1, collapse=4 / 20)
+    assert Floor().misses(four, one) == ""  # 15 % more, and no more than that
 
 
 def settings_of(**flags: object) -> Any:

@@ -103,9 +103,11 @@ def show(name: str, found: dict[str, Quality], floor: Floor) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tenure.lab.gate import DEPTHS
+
     console = Console(highlight=False)
     table = Table(box=SIMPLE, pad_edge=False, title=f"{name}: KV codecs against bf16", title_justify="left")
-    table.add_column("KV codec")
+    table.add_column("KV codec", no_wrap=True)
     for codec in found:
         table.add_column(codec, justify="right", no_wrap=True)
     exact, all_ = found.get("bf16"), list(found.values())
@@ -118,7 +120,9 @@ def show(name: str, found: dict[str, Quality], floor: Floor) -> None:
         table.add_row("… of one changed bit", *("" if kl is None else f"{kl:.4f}" for kl in one_bit))
     table.add_row("same first choice", *(f"{q.top1:.1%}" for q in all_))
     table.add_row("planted facts found", *("–" if q.retrieval is None else f"{q.retrieval:.0%}" for q in all_))
-    table.add_row("… by depth", *(" ".join(f"{100 * d:.0f}" for d in q.retrieval_by_depth) or "–" for q in all_))
+    for n, depth in enumerate(DEPTHS if any(q.retrieval_by_depth for q in all_) else ()):
+        shares = (f"{q.retrieval_by_depth[n]:.0%}" if q.retrieval_by_depth else "–" for q in all_)
+        table.add_row(f"… at {depth:.0%} of the way", *shares)
     table.add_row("runs that end repeating", *("–" if q.collapse is None else f"{q.collapse:.0%}" for q in all_))
     table.add_row("floor", *("missed" if floor.misses(q, exact) else "passed" for q in all_))
     console.print(table)

@@ -71,7 +71,7 @@ class Floor:
             wrong.append(f"top-1 {found.top1:.3f} below {self.top1:g}")
         if exact and found.collapse is not None and exact.collapse is not None:
             more = found.collapse - exact.collapse
-            if more > self.collapse:
+            if more > self.collapse + 1e-9:  # shares of 20 runs are not exact in binary: 0.2 - 0.05 > 0.15
                 wrong.append(f"{more:.0%} more of its runs end in repetition, {self.collapse:.0%} are allowed")
         return ", ".join(wrong)
 
