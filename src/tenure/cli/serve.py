@@ -161,8 +161,8 @@ def _layers_note(groups: Sequence[LayerGroup]) -> str:
     """Whose blocks the pool counts, when not those of all layers."""
     if len(groups) < 2:
         return ""
-    see = "that see everything" if groups[0].window is None else f"that see {groups[0].window} tokens"
-    return f", of the {groups[0].layers} layers {see}"
+    layers = "layer that sees" if groups[0].layers == 1 else f"{groups[0].layers} layers that see"
+    return f", of the {layers} {'everything' if groups[0].window is None else f'{groups[0].window} tokens'}"
 
 
 def _pool_note(layout: ArenaLayout, stats: Snapshot, context_limit: int) -> str:
