@@ -223,7 +223,7 @@ class ArenaLayout:
     groups: tuple[LayerGroup, ...] = (LayerGroup(1),)
     kept: tuple[int, ...] = (0,)
     """Slabs of each kind that serve no other: so many that whoever is alone can stage a block, and have all that its
-    windows see."""
+    windows see and the next block."""
 
     @staticmethod
     def cut(
@@ -244,7 +244,8 @@ class ArenaLayout:
         groups = groups or (LayerGroup(1),)
         apart = len(kinds) - len(groups) + 1
         kept = [int(staged and kind == 1) for kind in range(apart)]
-        kept += [-(-group.held(UNBOUNDED, size) // slots[apart + n]) for n, group in enumerate(groups[1:])]
+        seen = [1 + group.held(UNBOUNDED, size) for group in groups[1:]]
+        kept += [-(-n // slots[apart + i]) for i, n in enumerate(seen)]
         return ArenaLayout(kinds, block_bytes, slabs, slab, staged, slots, first, groups, tuple(kept))
 
     def lost(self, arena_bytes: int) -> float:

@@ -99,10 +99,11 @@ def test_a_long_conversation_in_little_room(case: str, codec: str) -> None:
 
 @pytest.mark.parametrize(("case", "codec"), CASES)
 def test_what_windows_have_left_is_read_again_and_the_receipt_says_so(case: str, codec: str) -> None:
-    """Two conversations leave of each other's windows only the newest; from the middle both are read again."""
+    """A conversation as long as there is room takes what its own windows have left; from its middle that is read again,
+    whoever asks."""
     with engine(case, codec, arena_of(case, codec, 1, 480)) as small:
         spy = Spy(small)
-        first = spy.ask(TOKENS[:90], 300)
+        first = spy.ask(TOKENS[:90], 380)
         assert cached(small, first)[0] == 0
         middle = spy.ask([*first.tokens, *(token for token, _ in spy.trace(first))][:200], 4)
         tokens, reason = cached(small, middle)

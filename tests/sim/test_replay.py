@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.sim.worlds import WORKLOADS, conversations
 
+from tenure.cli import costs
 from tenure.errors import ConfigError
 from tenure.policy import registry
 from tenure.sim.replay import Calibration, Replay, Report, Setup, percentiles
@@ -102,7 +103,7 @@ def test_percentiles() -> None:
 def test_calibration_is_read_and_checked(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text(json.dumps({"base_ms": 1.5, "doubling": 900}))
-    assert Calibration.load(file) == Calibration(base_ms=1.5, doubling=900)
+    assert costs.read(file) == Calibration(base_ms=1.5, doubling=900)
     broken = {
         '{"base_ms": Infinity}': "base_ms",
         '{"kv_bytes_per_token": 9}': "object",
@@ -114,9 +115,9 @@ def test_calibration_is_read_and_checked(tmp_path: Path) -> None:
     for text, words in broken.items():
         file.write_text(text)
         with pytest.raises(ConfigError, match=words):
-            Calibration.load(file)
+            costs.read(file)
     with pytest.raises(ConfigError, match="No such file"):
-        Calibration.load(tmp_path / "none")
+        costs.read(tmp_path / "none")
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))

@@ -13,7 +13,7 @@ from tenure.cache.ghosts import Ghosts
 from tenure.cache.lease import Grant, Held, Lease, LeaseId
 from tenure.cache.leaves import Leaves
 from tenure.cache.ledger import Ledger
-from tenure.cache.plan import Ask, Goes, Head, Lost, Match, Plan, Shortfall
+from tenure.cache.plan import Ask, Goes, Head, Lost, Match, Plan, Shortfall, Takes
 from tenure.cache.plans import Plans
 from tenure.cache.pool import STORED, BlockPool, SlabPool
 from tenure.cache.radix import NO_BLOCK, Node, Part, RadixIndex
@@ -97,8 +97,9 @@ class KvCache:
 
     @property
     def longest(self) -> int:
-        """Blocks that one sequence can ever have: no end when all layers have windows."""
-        return self._pool.total if self._pool.groups[0].window is None else UNBOUNDED
+        """Blocks that one sequence can ever have: no end when all layers have windows, and those fit."""
+        seen = self._pool.groups[0].held(UNBOUNDED, self._size)
+        return UNBOUNDED if seen <= self._pool.total else self._pool.total
 
     def counts(self) -> PoolCounts:
         return self._pool.counts()
@@ -150,6 +151,10 @@ class KvCache:
     def plan_recode(self, lease: Lease, codec: str, n: int, now: float) -> RecodePlan | Shortfall:
         """How to make room of about `n` stored blocks by storing the oldest of a lease in `codec`; see `Recoder`."""
         return self._recoder.plan(self._epoch, self._held(lease), codec, n, now)
+
+    def weight(self, lease: Lease) -> int:
+        """Blocks of the first group of layers that take as much room as what a lease holds."""
+        return self._supply.weight(Takes(tuple(len(table) - table.count(NO_BLOCK) for table in lease.tables), 0))
 
     def tokens_of(self, blocks: Sequence[Key]) -> int:
         """How many tokens these blocks hold."""

@@ -4,7 +4,8 @@ model's config, the budget divided as `tenure serve` divides it."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,23 @@ class Known:
         }  # fmt: skip
 
 
+def read(file: Path) -> Costs:
+    """Read a JSON object with any of the costs. ConfigError names what is wrong."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("calibration", f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError("calibration", f"{file}: not valid JSON: {error}") from None
+    names = [item.name for item in fields(Costs) if item.type == "float"]
+    if not isinstance(found, dict) or not set(found) <= set(names):
+        raise ConfigError("calibration", f"{file}: expected an object with some of {', '.join(names)}")
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ConfigError("calibration", f"{file}: {name} must be a number above 0, not {value!r}")
+    return Costs(**found)
+
+
 def known(model: Anatomy | None, weights: str, codec: str, file: Path | None = None) -> Known:
     """The cost model of `file`, else of this machine's calibration, else the default. ConfigError when `file` is
     neither what `tenure doctor --calibrate` writes nor an object with costs."""
@@ -55,7 +73,7 @@ def known(model: Anatomy | None, weights: str, codec: str, file: Path | None = N
 
     default = Costs() if model is None else replace(Costs(), kv_bytes_per_token=_token_bytes(model, codec), codec=codec)
     if file is not None and not _of_doctor(file):
-        found = replace(Costs.load(file), kv_bytes_per_token=default.kv_bytes_per_token, codec=default.codec)
+        found = replace(read(file), kv_bytes_per_token=default.kv_bytes_per_token, codec=default.codec)
         return Known(found, str(file))
     measured = calibration.here() if file is None else Calibration.of_json(json.loads(file.read_bytes()), str(file))
     if measured is None:

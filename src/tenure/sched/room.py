@@ -51,7 +51,8 @@ class Room:
 
     def held_by(self, tenant: str) -> int:
         """Blocks that a tenant's running sequences hold, shared ones counted for each."""
-        return sum(seq.lease.held for seq in self._running.values() if seq.lease and seq.tenant == tenant)
+        leases = [seq.lease for seq in self._running.values() if seq.tenant == tenant and seq.lease]
+        return sum(map(self._cache.weight, leases))
 
     def most_of(self, account: Account) -> int | None:
         """Blocks that a tenant's running sequences may hold together."""

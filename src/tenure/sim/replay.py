@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from tenure import spec
 from tenure.cache.history import History
 from tenure.cache.kvcache import KvCache
 from tenure.clock import LogicalClock
-from tenure.errors import ConfigError, Corrupt
+from tenure.errors import Corrupt
 from tenure.events import BlockGone, BlockStored, Fact, FactLog, RequestDone, RequestStarted, SequencePaused, TokenFirst
 from tenure.policy import registry
 from tenure.policy.base import AdmissionAsk, Refuse
@@ -41,23 +38,6 @@ class Calibration:
     doubling: float = 3000.0
     kv_bytes_per_token: int = 23_040
     codec: str = "bf16"
-
-    @staticmethod
-    def load(file: Path) -> Calibration:
-        """Read a JSON object with any of the costs. ConfigError names what is wrong."""
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError("calibration", f"{file}: {error.strerror}") from None
-        except ValueError as error:
-            raise ConfigError("calibration", f"{file}: not valid JSON: {error}") from None
-        known = [item.name for item in fields(Calibration) if item.type == "float"]
-        if not isinstance(found, dict) or not set(found) <= set(known):
-            raise ConfigError("calibration", f"{file}: expected an object with some of {', '.join(known)}")
-        for name, value in found.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ConfigError("calibration", f"{file}: {name} must be a number above 0, not {value!r}")
-        return Calibration(**found)
 
     def costs(self) -> CostModel:
         return CostModel(base=self.base_ms, decode=self.decode_ms, prefill=self.prefill_ms, doubling=self.doubling)
