@@ -226,6 +226,8 @@ def test_ladders_have_semicolons_between(trace: Path) -> None:
         "lru",
         "--kv-cache-memory-bytes",
         "200MiB",
+        "--speed",
+        20,
         "--json",
     )
     rows = json.loads(tenure(*words, "--pressure", "recode:int4@50%,pause@90%; pause@80%").stdout)
