@@ -423,6 +423,8 @@ class Snapshot:
     max_num_seqs: int
     conversations_that_fit: int
     """How many conversations of the full context length the pool holds."""
+    longest_blocks: int
+    """Blocks that one sequence can ever have; more than the pool's when all layers have windows."""
     predicted_start_s: float
     steps: int
     leaked_blocks: int

@@ -49,7 +49,8 @@ class TenantView:
     service: float
     share: float
     max_blocks: int | None = None
-    """Blocks that its running sequences may hold together; None: no limit of its own."""
+    """Blocks that one of its sequences can have within what all may hold, as far as the context goes; None: no limit of
+    its own."""
 
 
 @dataclass(frozen=True, slots=True)

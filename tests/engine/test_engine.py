@@ -184,15 +184,23 @@ def test_leaving_an_async_iteration_cancels() -> None:
     asyncio.run(main())
 
 
+def test_a_prompt_longer_than_the_context_is_refused_with_its_numbers() -> None:
+    with watched(model(), blocks=40, max_model_len=1024) as seen:
+        with pytest.raises(ContextLengthExceeded) as long:
+            seen.engine.submit(seen.ask(english(1024), 1))
+        assert long.value.numbers == {"prompt_tokens": 1024, "requested_tokens": 1025, "limit": 1024}
+        refused = [fact.code for fact in seen.engine.facts.since(0)[0] if isinstance(fact, RequestRefused)]
+        assert refused == ["context_length_exceeded"]
+
+
 def test_refusals_come_at_once_with_their_numbers() -> None:
     with watched(model(), blocks=16, max_model_len=1024, max_num_seqs=1, max_queued_requests=2) as seen:
         engine = seen.engine
-        with pytest.raises(ContextLengthExceeded) as long:
-            engine.submit(seen.ask(english(1024), 1))
-        assert long.value.numbers == {"prompt_tokens": 1024, "requested_tokens": 1025, "limit": 1024}
         with pytest.raises(KvCapacityExceeded) as wide:
             engine.submit(seen.ask(english(600), 1))
-        assert wide.value.numbers == {"needed_blocks": 19, "pool_blocks": 16}
+        assert wide.value.numbers == {
+            "needed_blocks": 19, "pool_blocks": 16, "prompt_tokens": 600, "requested_tokens": 601, "limit": 512
+        }  # fmt: skip
         running = engine.submit(seen.ask(english(20), 300))
         wait_for(lambda: engine.stats().running == 1)
         queued = [engine.submit(seen.ask(english(20), 1)) for _ in range(2)]
@@ -209,7 +217,7 @@ def test_refusals_come_at_once_with_their_numbers() -> None:
         with pytest.raises(InvalidRequest, match="max_tokens"):
             engine.submit(seen.ask([1], 0))
         refused = [fact.code for fact in engine.facts.since(0)[0] if isinstance(fact, RequestRefused)]
-        assert refused == ["context_length_exceeded", "kv_capacity_exceeded", "queue_full"]
+        assert refused == ["kv_capacity_exceeded", "queue_full"]
 
 
 def test_a_lone_sequence_fills_the_pool_and_says_so() -> None:

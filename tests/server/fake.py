@@ -259,6 +259,7 @@ class FakeServes:
             context_limit=CONTEXT,
             max_num_seqs=8,
             conversations_that_fit=2,
+            longest_blocks=self.blocks,
             predicted_start_s=0.25,
             steps=9,
             leaked_blocks=0,

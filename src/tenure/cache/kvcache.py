@@ -156,6 +156,10 @@ class KvCache:
         """Blocks of the first group of layers that take as much room as what a lease holds."""
         return self._supply.weight(Takes(tuple(len(table) - table.count(NO_BLOCK) for table in lease.tables), 0))
 
+    def weighs(self, blocks: int) -> int:
+        """The same of a sequence that has come to so many blocks."""
+        return self._supply.weight(Takes(tuple(group.held(blocks, self._size) for group in self._pool.groups), 0))
+
     def tokens_of(self, blocks: Sequence[Key]) -> int:
         """How many tokens these blocks hold."""
         return sum(len(self._index.nodes[key].tokens) for key in blocks)

@@ -300,6 +300,7 @@ class Engine(PythonApi):
             context_limit=self._context_limit,
             max_num_seqs=self.settings.max_num_seqs,
             conversations_that_fit=budget.layout.conversations(self._context_limit),
+            longest_blocks=state.load.longest_blocks,
             predicted_start_s=state.load.predicted_start_s,
             steps=state.steps,
             leaked_blocks=state.leaked,

@@ -58,7 +58,7 @@ class TenantLoad:
     queued_tokens: int
     max_queued_tokens: int | None
     max_blocks: int | None
-    """Blocks that its running sequences may hold together."""
+    """Blocks that one of its running sequences can have within what all may hold together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Desk:
                 pinned_bytes=self._pins.bytes_of(account.name),
                 service=account.service,
                 share=account.service / whole,
-                max_blocks=self._scheduler.room.most_of(account),
+                max_blocks=self._scheduler.room.longest_of(account),
             )
             for account in queue.accounts.values()
         )

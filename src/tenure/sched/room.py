@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache as remembered
 
 from tenure.cache.kvcache import KvCache
 from tenure.cache.lease import Lease
@@ -43,6 +45,9 @@ class Room:
         self._limits = limits
         self._size = cache.block_tokens
         self._ops: list[BlockOp] = []
+        some = range(self.blocks(limits.context_limit) + 2)
+        self._longest = remembered(lambda most: bisect_right(some, most, key=cache.weighs) - 1)
+        """Blocks that a sequence can come to that weighs so much at most, as far as the context goes."""
 
     # --- ask ---------------------------------------------------------------------------------------------------------
 
@@ -59,17 +64,22 @@ class Room:
         limit = account.tenant.max_kv_bytes
         return None if limit is None else limit // self._limits.block_bytes
 
+    def longest_of(self, account: Account) -> int | None:
+        """Blocks that one of a tenant's sequences can come to within that."""
+        most = self.most_of(account)
+        return None if most is None else self._longest(most)
+
     def window(self, tenant: str) -> Window:
         """What a tenant's sequence can ever have."""
-        most = self.most_of(self._queue.account(tenant))
-        return window(self._limits.context_limit, self._size, self._cache.longest, most)
+        mine = self.longest_of(self._queue.account(tenant))
+        return window(self._limits.context_limit, self._size, self._cache.longest, mine)
 
     def tenant_loads(self) -> dict[str, TenantLoad]:
         """Of the tenants with limits that admission judges by."""
         return {
             account.name: TenantLoad(account.new, account.new_tokens, account.tenant.max_queued_tokens, most)
             for account in self._queue.accounts.values()
-            if (most := self.most_of(account)) is not None or account.tenant.max_queued_tokens is not None
+            if (most := self.longest_of(account)) is not None or account.tenant.max_queued_tokens is not None
         }
 
     def match(self, seq: Sequence) -> Match:
@@ -136,7 +146,7 @@ class Room:
         most = self.most_of(account)
         if most is None or not account.running:
             return True
-        return self.held_by(seq.tenant) + self.blocks(self._wanted(seq)) <= most
+        return self.held_by(seq.tenant) + self._cache.weighs(self.blocks(self._wanted(seq))) <= most
 
     def _wanted(self, seq: Sequence) -> int:
         """Tokens to have blocks for at the start, within what its tenant may ever hold."""
@@ -194,10 +204,11 @@ class Room:
         return True
 
     def _over_own_limit(self, seq: Sequence) -> Shortfall | None:
-        """Its tenant holds all it may."""
+        """Its tenant would hold more than it may."""
         account = self._queue.account(seq.tenant)
-        most = self.most_of(account)
-        if most is None or (held := self.held_by(seq.tenant)) < most:
+        most, held = self.most_of(account), self.held_by(seq.tenant)
+        own = self._cache.weight(seq.lease) if seq.lease else 0
+        if most is None or held - own + self._cache.weighs(self.blocks(len(seq.tokens))) <= most:
             return None
         return Shortfall(1, 0, 0, f"tenant {account.name!r} holds {held} of {most} blocks")
 

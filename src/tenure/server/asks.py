@@ -380,7 +380,7 @@ def _window(serves: Serves, caller: Caller) -> Window:
     """What one of the caller's sequences can ever have: the context, or less."""
     stats = serves.stats()
     mine = next((view.max_blocks for view in stats.tenants if view.name == caller.tenant), None)
-    return window(stats.context_limit, stats.block_tokens, stats.pool.total, mine)
+    return window(stats.context_limit, stats.block_tokens, stats.longest_blocks, mine)
 
 
 def overflow_of(serves: Serves, body: CommonBody) -> Overflow:
