@@ -189,8 +189,6 @@ def test_a_prompt_longer_than_the_context_is_refused_with_its_numbers() -> None:
         with pytest.raises(ContextLengthExceeded) as long:
             seen.engine.submit(seen.ask(english(1024), 1))
         assert long.value.numbers == {"prompt_tokens": 1024, "requested_tokens": 1025, "limit": 1024}
-        refused = [fact.code for fact in seen.engine.facts.since(0)[0] if isinstance(fact, RequestRefused)]
-        assert refused == ["context_length_exceeded"]
 
 
 def test_refusals_come_at_once_with_their_numbers() -> None:

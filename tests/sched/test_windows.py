@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.sched.test_everything import SHARED, TENANTS, Everything
 from tenure.events import RequestStarted, SequencePaused, SequenceResumed, WindowGone
 from tenure.sched.desk import Desk
 from tenure.spec import ArenaLayout, KvGeometry, LayerGroup
+from tenure.tenants import Tenants
 
 SIZE = 8
 
@@ -105,9 +107,10 @@ def test_a_prefix_is_reused_where_windows_still_have_it_and_else_it_is_told() ->
 class EverythingWithWindows(Everything):
     def __init__(self) -> None:
         super().__init__()
-        setup = Setup(
-            "pause@80%", ghosts=12, shared=(SHARED,), tenants=TENANTS, layout=layout(None, 10, blocks=24, size=4)
-        )
+        acme, zoo = TENANTS.tenants
+        tenants = Tenants((acme, replace(zoo, max_kv_bytes=24)))  # what windows hold counts too
+        arena = layout(None, 10, blocks=24, size=4)
+        setup = Setup("pause@80%", ghosts=12, shared=(SHARED,), tenants=tenants, layout=arena)
         self.world = World(0, 4, seqs=5, batch=16, context=40, queue=50, setup=setup)
         self.desk = Desk(self.world.scheduler, self.world.history, self.world.log)
 
