@@ -29,8 +29,8 @@ def snapshot(blocks: int) -> Snapshot:
     return Snapshot(
         running=0, waiting=0, queued_tokens=0, pool=PoolCounts(0, 0, blocks, blocks), block_tokens=32, block_bytes=1024,
         codec="bf16", arena_bytes=blocks * 1024, weight_bytes=2**20, budget_bytes=2**30, context_limit=8192,
-        max_num_seqs=4, conversations_that_fit=0, longest_blocks=blocks, predicted_start_s=0.0, steps=0, leaked_blocks=0, eviction="lru",
-        pressure="pause", overflow="refuse",
+        max_num_seqs=4, conversations_that_fit=0, longest_blocks=blocks, predicted_start_s=0.0, steps=0,
+        leaked_blocks=0, eviction="lru", pressure="pause", overflow="refuse",
     )  # fmt: skip
 
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure.cache.ghosts import Ghost
 from tenure.cache.history import History
-from tenure.types import Miss, MissReason, Request, Scope, Span, Token
+from tenure.cache.plan import Lost
+from tenure.types import Key, Miss, MissReason, Request, Scope, Span, Token
 
 B = 4
 TEXT = {1: "a", 2: "b", 3: "c", 12: "ab", 23: "bc", 123: "abc", 99: "."}
@@ -54,8 +56,19 @@ def test_the_first_of_its_kind_is_cold() -> None:
 def test_as_much_as_possible_is_no_miss() -> None:
     past = history()
     assert past.explain(chat(SYSTEM, ASKED), 7) is None
-    assert history(heads=False).explain(chat(SYSTEM, ASKED), 4) is None
     assert history(heads=False).explain(chat(SYSTEM, ASKED), 0) == Miss("cold", 0, 0)
+
+
+def test_a_codec_without_heads_tells_of_less_than_a_block_too() -> None:
+    """A prompt shorter than a block was not held just because its codec could reuse nothing of it."""
+    short = chat([7, 8, 9])
+    past = history(heads=False)
+    assert past.explain(short, 0) == Miss("cold", 0, 0)
+    remember(past, short, [70, 71])
+    assert past.explain(short, 0) is None  # its block is full by now
+    gone = Lost(2, Ghost(3.0, "lru", "evicted", Key(b""), b""), older=False)
+    miss = past.explain(short, 0, gone, 5.0)
+    assert miss is not None and (miss.reason, miss.at_token, miss.by, miss.ago_s) == ("evicted", 0, "lru", 2.0)
 
 
 @pytest.mark.parametrize("session", [None, "s"])

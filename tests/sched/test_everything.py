@@ -24,12 +24,12 @@ names = st.sampled_from(["s0", "s1", "s2"])
 tenants = st.sampled_from(["", "acme", "zoo"])
 
 
-def alone(tokens: list[int], index: int, count: int, slides: bool) -> list[int]:
-    """What the fake model answers when nothing else is going on."""
+def alone(tokens: list[int], index: int, count: int, limit: int | None) -> list[int]:
+    """What the fake model answers when nothing else is going on, in a context that slides at `limit`."""
     context, got = list(tokens), []
     for _ in range(count):
-        if slides and len(context) == LIMIT:
-            start, end = slid_range(LIMIT, LIMIT)
+        if limit is not None and len(context) == limit:
+            start, end = slid_range(limit, limit)
             del context[start:end]
         got.append(answer(context, index))
         context.append(got[-1])
@@ -123,16 +123,18 @@ class Everything(RuleBasedStateMachine):
         ends = {fact.request: fact for fact in world.of(RequestDone)}  # type: ignore[attr-defined]
         assert len(world.of(RequestDone)) == len(ends) == len(self.asked)
         for name, chosen in self.asked.items():
+            limit = world.scheduler.room.window(chosen["tenant"]).tokens
             for index in range(chosen["n"]):
                 got = world.text(name, index)
-                assert got == alone(chosen["tokens"], index, len(got), chosen["slides"])
+                assert got == alone(chosen["tokens"], index, len(got), limit if chosen["slides"] else None)
                 fact: Any = ends[name]
                 if fact.finishes[index] is Finish.LENGTH and fact.limit_cause == "max_tokens":
                     assert len(got) == chosen["count"]
             receipt = ends[name].receipt  # type: ignore[attr-defined]
             assert receipt.prompt_tokens == receipt.cached_tokens + receipt.computed_tokens
             assert len(receipt.pins) == bool(chosen["pinned"])
-            assert sum(item.end - item.start for item in receipt.forgotten) % 16 == 0
+            start, end = slid_range(limit, limit)
+            assert sum(item.end - item.start for item in receipt.forgotten) % (end - start) == 0
 
 
 TestEverything = Everything.TestCase

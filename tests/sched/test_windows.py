@@ -12,9 +12,11 @@ from tests.sched.fake import Setup, World, answer
 from tests.sched.test_everything import SHARED, TENANTS, Everything
 
 from tenure.events import RequestStarted, SequencePaused, SequenceResumed, WindowGone
+from tenure.policy.base import AdmissionAsk, Refuse
 from tenure.sched.desk import Desk
 from tenure.spec import ArenaLayout, KvGeometry, LayerGroup
-from tenure.tenants import Tenants
+from tenure.tenants import Tenant, Tenants
+from tenure.types import Scope
 
 SIZE = 8
 
@@ -102,6 +104,28 @@ def test_a_prefix_is_reused_where_windows_still_have_it_and_else_it_is_told() ->
     world.ask("at last", [*begin[:40], 8, 8, 8], 4)  # it was computed again and is held again
     world.run()
     assert world.receipt("at last").cached_tokens == 40
+
+
+@pytest.mark.parametrize("windows", [(None, 10), (None, 22, 9), (10,)])
+@pytest.mark.parametrize("most", [4, 7, 12])
+def test_a_tenants_limit_binds_where_its_window_says(windows: tuple[int | None, ...], most: int) -> None:
+    """What windows hold counts, a prompt that is let in gets its answer, and all get as far as was foretold."""
+    setup = Setup(layout=layout(*windows, blocks=40, size=4), tenants=Tenants((Tenant("small", max_kv_bytes=most),)))
+    scope, answered = Scope("fake", tenant="small"), 0
+    for prompt in range(1, 60, 5):
+        world = World(0, 4, seqs=4, batch=7, context=60, setup=setup)
+        window, load = world.scheduler.room.window("small"), world.scheduler.load()
+        if isinstance(world.scheduler.admission.judge(AdmissionAsk(prompt, 1, 99, 0, "small"), load), Refuse):
+            assert prompt >= window.tokens
+            continue
+        world.ask("a", range(prompt), 99, scope=scope)
+        while world.step():
+            assert world.scheduler.room.held_by("small") <= most + 16  # a prompt may be taken in ahead of its windows
+        unheld = window.cause == "tenant_kv"  # the newest token is never computed
+        assert len(world.text("a")) == window.tokens - prompt + unheld
+        assert world.receipt("a").limit_cause == window.cause
+        answered += 1
+    assert answered or most == 4
 
 
 class EverythingWithWindows(Everything):

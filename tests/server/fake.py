@@ -174,6 +174,8 @@ class FakeServes:
         self.state = Health(True, True, None)
         self.dropped = 3
         self.blocks = 256
+        self.longest: int | None = None
+        """Blocks that a sequence can come to, when not those of the pool."""
         self.busy = False
         """A step is under way, and does not end."""
         self.waiting = 2
@@ -259,7 +261,7 @@ class FakeServes:
             context_limit=CONTEXT,
             max_num_seqs=8,
             conversations_that_fit=2,
-            longest_blocks=self.blocks,
+            longest_blocks=self.longest or self.blocks,
             predicted_start_s=0.25,
             steps=9,
             leaked_blocks=0,

@@ -209,6 +209,18 @@ def test_what_the_pool_can_ever_hold_is_a_window_too(
     assert request.forgotten[0].reason == f"the conversation outgrew {name}"
 
 
+def test_where_all_layers_have_windows_a_small_pool_is_no_window(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They let go of what they no longer see: a sequence may outgrow the pool, so nothing has to be left out."""
+    monkeypatch.setattr(server.fake, "blocks", 40)
+    monkeypatch.setattr(server.fake, "longest", 1 << 40)
+    receipt = server.chat(messages=talk(15), max_tokens=64, overflow="trim").json()["kv"]
+    assert receipt["prompt_tokens"] > 1280 and not receipt["forgotten"]
+    assert server.complete(prompt=[BOS] * 3000, max_tokens=4, overflow="slide").status_code == 200
+    assert len(server.fake.handles[-1].request.tokens) == 3000
+
+
 def test_slide_and_refuse_reach_the_engine(server: Running) -> None:
     assert server.complete(prompt=[BOS] * (3 * CONTEXT), max_tokens=4, overflow="slide").status_code == 200
     request = server.fake.handles[-1].request

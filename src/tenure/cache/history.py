@@ -125,6 +125,8 @@ class History:
         """Why no more than `matched` tokens of the prompt were reused; None when no more could be. `lost`: what the
         cache knows of blocks that are gone."""
         miss = self._compare(request, matched)
+        if miss is None and lost is not None and lost.tokens:  # of what this codec keeps in whole blocks only
+            miss = self._miss("evicted", matched, request)
         if miss is None or lost is None or miss.reason not in ("cold", "evicted"):
             return miss
         if lost.window:
@@ -139,7 +141,7 @@ class History:
     def _compare(self, request: Request, matched: int) -> Miss | None:
         """What the prompts of the past say of it: `evicted` when they had more than is reused."""
         length = len(request.tokens)
-        if matched >= self._reusable(length - 1):
+        if matched >= length - 1:
             return None
         ids = _pack(request.tokens)
         turn = self._sessions.get((request.scope, request.session_id), ()) if request.session_id is not None else ()
