@@ -159,11 +159,13 @@ def test_a_second_signal_hurries() -> None:
         assert stream.finish is not None
 
 
-def test_an_idle_server_leaves_quickly() -> None:
+def test_an_idle_server_leaves_quickly_and_in_silence() -> None:
     with serving() as server:
         began = time.monotonic()
         assert server.terminate() == 0
         assert time.monotonic() - began < 10
+        assert server.process.stderr is not None
+        assert "leaked" not in server.process.stderr.read()
 
 
 def test_a_killed_server_can_be_started_again_on_its_port() -> None:

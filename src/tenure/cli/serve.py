@@ -49,6 +49,7 @@ def serve(resolved: Resolved) -> int:
         print("\n".join(lines), flush=True)
         # What was loaded stays: no collection of garbage looks at it again (65 000 objects, all threads waiting).
         gc.freeze()
+        stack.callback(gc.unfreeze)  # else nanobind reports all of it as leaked when the process ends
         logging.getLogger("tenure").info("ready in %.2f s", time.monotonic() - began)
         server(composed, settings.grace).run([sock])
     return 0
