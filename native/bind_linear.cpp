@@ -29,6 +29,7 @@ using Any2 = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Halves2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Masks = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using MutableFloats2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -143,9 +144,28 @@ void check_rows(const char* name, const Vector<T>& values, std::size_t rows) {
     if (values.shape(0) != rows) throw std::invalid_argument(std::string(name) + " must have one value per row");
 }
 
+void set_min_p(std::vector<SampleParams>& params, const Vector<float>& min_p) {
+    check_rows("min_p", min_p, params.size());
+    for (std::size_t r = 0; r < params.size(); ++r) {
+        if (!(min_p(r) >= 0 && min_p(r) <= 1)) throw std::invalid_argument("min_p must be in [0, 1]");
+        params[r].min_p = min_p(r);
+    }
+}
+
+void set_masks(std::vector<SampleParams>& params, const Masks& masks, const Vector<int32_t>& mask_of, std::size_t vocab) {
+    check_rows("mask_of", mask_of, params.size());
+    if (masks.shape(1) != (vocab + 31) / 32) throw std::invalid_argument("masks must have a bit for each token");
+    for (std::size_t r = 0; r < params.size(); ++r) {
+        const int32_t at = mask_of(r);
+        if (at < -1 || at >= int64_t(masks.shape(0))) throw std::invalid_argument("mask_of must be -1 or a row of masks");
+        if (at >= 0) params[r].allowed = reinterpret_cast<const uint32_t*>(masks.data()) + at * masks.shape(1);
+    }
+}
+
 auto sample_rows(const Floats2& logits, const Vector<float>& temperature, const Vector<float>& top_p,
                  const Vector<int32_t>& top_k, const Vector<uint64_t>& seed, const Vector<uint32_t>& position,
-                 const Vector<uint32_t>& stream, int threads) {
+                 const Vector<uint32_t>& stream, int threads, const std::optional<Vector<float>>& min_p,
+                 const std::optional<Masks>& masks, const std::optional<Vector<int32_t>>& mask_of) {
     const std::size_t rows = logits.shape(0);
     check_rows("temperature", temperature, rows);
     check_rows("top_p", top_p, rows);
@@ -160,6 +180,9 @@ auto sample_rows(const Floats2& logits, const Vector<float>& temperature, const 
         if (!(temperature(r) >= 0)) throw std::invalid_argument("temperature must be >= 0");
         if (!(top_p(r) > 0 && top_p(r) <= 1)) throw std::invalid_argument("top_p must be in (0, 1]");
     }
+    if (min_p) set_min_p(params, *min_p);
+    if (masks.has_value() != mask_of.has_value()) throw std::invalid_argument("masks need mask_of, and mask_of masks");
+    if (masks) set_masks(params, *masks, *mask_of, logits.shape(1));
     auto out = new_array<int32_t>(rows);
     std::shared_ptr<SharedTeam> team_of_call;
     with_team(threads, team_of_call, [&](Team& team) {
@@ -201,7 +224,9 @@ void bind_linear(nb::module_& m) {
     bind_linear_class(m);
     m.def("sample", &sample_rows, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_p"), nb::arg("top_k"),
           nb::arg("seed"), nb::arg("position"), nb::arg("stream"), nb::arg("threads") = 1,
-          "One token id per row of logits [rows, vocab] as int32; -1 for a row that holds NaN or +inf.");
+          nb::arg("min_p") = nb::none(), nb::arg("masks") = nb::none(), nb::arg("mask_of") = nb::none(),
+          "One token id per row of logits [rows, vocab] as int32; -1 for a row that holds NaN or +inf. `mask_of` [rows] "
+          "names each row's row of `masks` [.., ceil(vocab / 32)], a bit for each token that may be chosen; -1: all may.");
     m.def("philox4x32",
           [](const Vector<uint32_t>& counter, const Vector<uint32_t>& key) {
               if (counter.shape(0) != 4 || key.shape(0) != 2) throw std::invalid_argument("counter[4] and key[2]");

@@ -87,6 +87,11 @@ public:
         for (int i = 0; i < vocab; ++i) out[i] = exp_minus((most - logits[i]) * inverse);
     }
 
+    // Weights are relative to the maximum's already.
+    void keep_min_p(float min_p) {
+        for (int i = 0; i < vocab_; ++i) weights_[i] = weights_[i] < min_p ? 0.0f : weights_[i];
+    }
+
     void keep_top_k(int32_t k) {
         cut(k, [this](int32_t id) { return weights_[id] > 0.0f ? 1.0 : 0.0; });
     }
@@ -220,9 +225,56 @@ int32_t choose_token(const float* logits, int vocab, const SampleParams& params)
         return first_equal(logits, vocab, most);
     }
     Row row(logits, vocab, most, inverse);
+    if (params.min_p > 0.0f) row.keep_min_p(params.min_p);
     if (params.top_k > 0 && params.top_k < vocab) row.keep_top_k(params.top_k);
     if (params.top_p < 1.0f) row.keep_top_p(params.top_p);
     return row.draw(uniform(params));
+}
+
+// The bits of the 32 tokens from `start` on.
+uint32_t allowed_from(const uint32_t* allowed, int start, int vocab) {
+    const uint32_t bits = allowed[start / 32];
+    return vocab - start < 32 ? bits & ((1u << (vocab - start)) - 1) : bits;
+}
+
+// The logits of allowed tokens, in order, into `out` [vocab + 1]; how many there are.
+int gather_allowed(const float* logits, int vocab, const uint32_t* allowed, float* out) {
+    constexpr int kFew = 8;  // of 32: from here on looking at each is quicker than looking for the next
+    int count = 0;
+    for (int start = 0; start < vocab; start += 32) {
+        const float* from = logits + start;
+        uint32_t bits = allowed_from(allowed, start, vocab);
+        if (bits == ~0u) {
+            std::memcpy(out + count, from, 32 * sizeof(float));
+            count += 32;
+        } else if (std::popcount(bits) > kFew) {
+            for (int i = 0; i < std::min(32, vocab - start); ++i) {
+                out[count] = from[i];
+                count += bits >> i & 1;
+            }
+        } else {
+            for (; bits != 0; bits &= bits - 1) out[count++] = from[std::countr_zero(bits)];
+        }
+    }
+    return count;
+}
+
+// The id of the allowed token that has `before` others before it.
+int32_t allowed_after(const uint32_t* allowed, int32_t before) {
+    int word = 0;
+    while (before >= std::popcount(allowed[word])) before -= std::popcount(allowed[word++]);
+    uint32_t bits = allowed[word];
+    for (; before > 0; --before) bits &= bits - 1;
+    return 32 * word + std::countr_zero(bits);
+}
+
+int32_t choose_allowed(const float* logits, int vocab, const SampleParams& params) {
+    if (params.allowed == nullptr) return choose_token(logits, vocab, params);
+    static thread_local std::vector<float> kept;
+    kept.resize(vocab + 1);
+    const int count = gather_allowed(logits, vocab, params.allowed, kept.data());
+    const int32_t chosen = choose_token(kept.data(), count, params);
+    return chosen < 0 ? chosen : allowed_after(params.allowed, chosen);
 }
 
 }  // namespace
@@ -243,7 +295,7 @@ void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4
 }
 
 void sample(const float* logits, int vocab, const SampleParams* params, int rows, int32_t* out, Team& team) {
-    team.run(rows, [&](int row, int) { out[row] = choose_token(logits + int64_t(row) * vocab, vocab, params[row]); });
+    team.run(rows, [&](int row, int) { out[row] = choose_allowed(logits + int64_t(row) * vocab, vocab, params[row]); });
 }
 
 }  // namespace tenure

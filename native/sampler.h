@@ -14,10 +14,12 @@ struct SampleParams {
     uint64_t seed = 0;
     uint32_t position = 0;     // of the token being chosen, in its sequence
     uint32_t stream = 0;       // which of the n answers to one prompt
+    float min_p = 0.0f;        // of the likeliest token's probability; 0 = off
+    const uint32_t* allowed = nullptr;  // a bit for each token, lowest first: whether it may be chosen; null = all may
 };
 
-// One token per row of logits [rows, vocab] into out[rows]. Order: temperature, top_k, top_p; equal logits rank by lower
-// id. One uniform per row from Philox4x32-10 keyed by seed, counter (position, stream), so a choice depends on nothing
+// One token per row of logits [rows, vocab] into out[rows]. Order: allowed, min_p, top_k, top_p; equal logits rank by lower
+// id. What is not allowed is not looked at, so that an answer that may go few ways is chosen sooner than a free one. One uniform per row from Philox4x32-10 keyed by seed, counter (position, stream), so a choice depends on nothing
 // but its own arguments. A row with NaN or +inf, or with no finite logit at all, gives -1; -inf means "never".
 void sample(const float* logits, int vocab, const SampleParams* params, int rows, int32_t* out, Team& team);
 

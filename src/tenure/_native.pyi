@@ -97,6 +97,9 @@ def sample(
     position: NDArray[np.uint32],
     stream: NDArray[np.uint32],
     threads: int = 1,
+    min_p: F32 | None = None,
+    masks: I32 | None = None,
+    mask_of: I32 | None = None,
 ) -> I32: ...
 def philox4x32(counter: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]: ...
 def prefault(arena: U8, begin: int, end: int) -> None: ...

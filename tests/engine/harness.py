@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tenure.engine import Engine, EngineSettings
+from tenure.engine.sampler import Masks
 from tenure.models import Model, find_default, load
 from tenure.spec import KvGeometry
 from tenure.types import Done, Piece, Request, Rows, Sampling, Scope, Token
@@ -42,8 +43,8 @@ class Watched:
         engine._runner._sampler = self  # type: ignore[assignment]
         self._count = 0
 
-    def sample(self, logits: NDArray[np.float32], rows: Sequence[Rows]) -> list[Token]:
-        tokens = self._sampler.sample(logits, rows)
+    def sample(self, logits: NDArray[np.float32], rows: Sequence[Rows], masks: Masks | None = None) -> list[Token]:
+        tokens = self._sampler.sample(logits, rows, masks)
         for row, token, values in zip(rows, tokens, logits, strict=True):
             digest = hashlib.blake2b(values.tobytes(), digest_size=12).hexdigest()
             self.traces.setdefault((row.request, row.index), []).append((token, digest))

@@ -296,9 +296,9 @@ def test_a_bad_row_ends_one_request_only() -> None:
         sampler = seen._sampler
 
         class Poisoned:
-            def sample(self, logits, rows):  # type: ignore[no-untyped-def]
+            def sample(self, logits, rows, masks):  # type: ignore[no-untyped-def]
                 return [-1 if row.request == "bad" else token for row, token in
-                        zip(rows, sampler.sample(logits, rows), strict=True)]  # fmt: skip
+                        zip(rows, sampler.sample(logits, rows, masks), strict=True)]  # fmt: skip
 
         seen._sampler = Poisoned()  # type: ignore[assignment]
         good = seen.ask(english(30), 5)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from engine.harness import english, model, text_of, watched
 from tenure.engine.guided import Guides
 from tenure.engine.guided import ask as ask_all
+from tenure.engine.sampler import Sampler
 from tenure.engine.shape import Shape, Shapes, likeliest, logprob
 from tenure.errors import InvalidRequest
-from tenure.types import Guide, Sampling
+from tenure.types import Guide, Rows, Sampling
 
 V = 1000
 
@@ -66,14 +67,6 @@ def test_ends_wait_for_min_tokens() -> None:
         assert (out[[5, 6]] == -np.inf).all() == banned
 
 
-def test_min_p_keeps_what_is_likely_enough() -> None:
-    raw, out = shaped([1], [], min_p=0.1, temperature=0.7)
-    p = np.exp((raw - raw.max()) / 0.7)
-    assert np.array_equal(out > -np.inf, p >= 0.1)
-    _, greedy = shaped([1], [], min_p=0.1)
-    assert np.array_equal(greedy, raw)
-
-
 def test_the_likeliest_come_first_and_ties_by_their_ids() -> None:
     values = row()
     values[[10, 400, 999]] = values.max() + 1
@@ -94,7 +87,7 @@ def test_logprobs_are_a_log_softmax() -> None:
 
 
 def test_plain_answers_cost_nothing() -> None:
-    shapes = Shapes()
+    shapes = Shapes(ask_all)
     assert shapes.took([], []) == {}
     assert not Sampling(temperature=0.5, top_p=0.9, top_k=4, stop=("x",)).shapes
     assert not Sampling().tells
@@ -227,21 +220,37 @@ def test_masks_are_the_same_one_by_one_and_all_at_once() -> None:
     loaded = model()
     guides = Guides(loaded.tokenizer, loaded.shape.vocab, loaded.eos_ids)
     matchers = [guides.start(Guide("regex", f"[0-9]{{{n}}}[a-z]+")) for n in (1, 2, 3)]
-    with pytest.raises(RuntimeError, match="not asked"):
-        matchers[0].limits()
-    one_by_one = []
-    for matcher in matchers:
-        ask_all([matcher])
-        one_by_one.append(matcher.limits())
-    ask_all(matchers)
-    for matcher, alone in zip(matchers, one_by_one, strict=True):
-        limits = matcher.limits()
-        assert limits.shape == (loaded.shape.vocab,)
-        assert set(np.unique(limits)) == {-np.inf, np.inf}
-        assert np.array_equal(limits, alone)
-        may = loaded.tokenizer.encode("7")[0]
-        assert limits[may] == np.inf
-        assert all(loaded.tokenizer.token_bytes(t).isdigit() for t in np.flatnonzero(limits == np.inf).tolist())
+    one_by_one = [ask_all([matcher])[0] for matcher in matchers]
+    together = ask_all(matchers)
+    assert together.shape == (3, -(-loaded.shape.vocab // 32))
+    may = loaded.tokenizer.encode("7")[0]
+    for bits, alone in zip(together, one_by_one, strict=True):
+        assert np.array_equal(bits, alone)
+        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+        assert may in allowed
+        assert all(loaded.tokenizer.token_bytes(token).isdigit() for token in allowed)
+
+
+def sampled(request: str, seq: int) -> Rows:
+    return Rows(seq, request, 0, 0, [1], ((0,),), sample=True, counter=0, sampling=Sampling())
+
+
+def test_only_guided_rows_have_masks() -> None:
+    loaded = model()
+    guides = Guides(loaded.tokenizer, loaded.shape.vocab, loaded.eos_ids)
+    shapes = Shapes(ask_all)
+    for name, guide in (("digits", Guide("regex", "[0-9]+")), ("words", Guide("regex", "[a-z]+")), ("biased", None)):
+        guided = None if guide is None else guides.start(guide)
+        shapes.add(name, [Shape([1], Sampling(guide=guide, logit_bias=((3, 1.0),)), frozenset(), guided)])
+    rows = [sampled(name, seq) for seq, name in enumerate(["plain", "words", "biased", "digits"])]
+    logits = np.zeros((4, loaded.shape.vocab), np.float32)
+    masks = shapes.apply(logits, rows)
+    assert masks is not None and masks.of.tolist() == [-1, 0, -1, 1]
+    assert logits[:, 3].tolist() == [0.0, 1.0, 1.0, 1.0]
+    tokens = Sampler(1).sample(logits, rows, masks)
+    assert loaded.tokenizer.token_bytes(tokens[1]).isalpha() and loaded.tokenizer.token_bytes(tokens[3]).isdigit()
+    assert tokens[0] == 0 and tokens[2] == 3
+    assert shapes.apply(logits[:1], rows[:1]) is None
 
 
 def test_a_guide_that_gives_up_fails_its_request_alone() -> None:

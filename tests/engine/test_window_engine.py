@@ -17,6 +17,7 @@ from tests.models.test_loader import save
 
 from tenure import models
 from tenure.engine import Engine, EngineSettings
+from tenure.engine.sampler import Masks
 from tenure.lab.probe import Probe
 from tenure.spec import BLOCK_TOKENS, KvGeometry, staging_codec
 from tenure.types import Request, Rows, Token
@@ -39,13 +40,13 @@ class Spy(Watched):
         self.held: list[int] = []
         self.running = 0
 
-    def sample(self, logits: NDArray[np.float32], rows: Sequence[Rows]) -> list[Token]:
+    def sample(self, logits: NDArray[np.float32], rows: Sequence[Rows], masks: Masks | None = None) -> list[Token]:
         leases = [seq.lease for seq in self.engine._scheduler.sequences() if seq.lease is not None]
         for lease in leases:
             windowed = zip(lease.tables, self.engine.layout.groups, strict=True)
             self.held += [sum(block >= 0 for block in table) for table, group in windowed if group.window]
         self.running = max(self.running, len(leases))
-        return super().sample(logits, rows)
+        return super().sample(logits, rows, masks)
 
 
 def engine(case: str, codec: str, arena: int, **settings: object) -> Engine:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tenure import _native
 
 Floats = NDArray[np.float32]
+Masks = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,12 @@ class Ask:
     seed: int = 0
     position: int = 0
     stream: int = 0
+    min_p: float = 0.0
 
 
-def sample(logits: Floats, asks: list[Ask], threads: int = 1) -> list[int]:
+def sample(
+    logits: Floats, asks: list[Ask], threads: int = 1, masks: Masks | None = None, mask_of: Masks | None = None
+) -> list[int]:
     """One token per ask; one row of logits serves all asks, or each its own."""
     rows = np.ascontiguousarray(np.broadcast_to(logits, (len(asks), logits.shape[-1])), np.float32)
     tokens: list[int] = _native.sample(
@@ -35,6 +39,9 @@ def sample(logits: Floats, asks: list[Ask], threads: int = 1) -> list[int]:
         np.array([a.position for a in asks], np.uint32),
         np.array([a.stream for a in asks], np.uint32),
         threads,
+        np.array([a.min_p for a in asks], np.float32),
+        masks,
+        mask_of,
     ).tolist()
     return tokens
 
@@ -45,10 +52,11 @@ def philox(counter: list[int], key: list[int]) -> list[int]:
 
 
 def kept_probabilities(logits: Floats, ask: Ask) -> NDArray[np.float64]:
-    """Temperature, then top_k, then top_p over what is left; equal logits rank by lower id. Zero where cut."""
+    """Temperature, then min_p, top_k and top_p, each of what is left; equal logits rank by lower id. Zero where cut."""
     order = np.argsort(-logits.astype(np.float64), kind="stable")
     scaled = logits.astype(np.float64) / ask.temperature
     p = np.exp(scaled - scaled.max())
+    p[p < ask.min_p] = 0
     if 0 < ask.top_k < len(p):
         p[order[ask.top_k :]] = 0
     p /= p.sum()
@@ -168,6 +176,78 @@ def test_banned_tokens_are_never_chosen() -> None:
     logits[[10, 900]] = 0
     for ask in (Ask(), Ask(top_k=5), Ask(top_p=0.99)):
         assert set(sample(logits, [Ask(1.0, ask.top_p, ask.top_k, seed=s) for s in range(100)])) == {10, 900}
+
+
+def test_min_p_keeps_what_is_likely_enough() -> None:
+    rng = np.random.default_rng(3)
+    logits = (rng.standard_normal(5000) * 3).astype(np.float32)
+    asks = [
+        Ask(t, p, k, int(rng.integers(2**63)), min_p=float(m))
+        for t in (0.5, 1.0)
+        for p in (1.0, 0.8)
+        for k in (0, 3)
+        for m in (0.001, 0.05, 0.3, 1.0)
+        for _ in range(4)
+    ]
+    assert sample(logits, asks) == [reference(logits, ask) for ask in asks]
+    best = int(np.argmax(logits))
+    assert sample(logits, [Ask(min_p=1.0), Ask(temperature=0, min_p=0.1)]) == [best, best]
+
+
+def bits_of(allowed: NDArray[np.bool_]) -> Masks:
+    """Masks as the sampler takes them; what is beyond the vocabulary is set, and must not matter."""
+    rows, vocab = allowed.shape
+    room = np.ones((rows, -(-vocab // 32) * 32), np.bool_)
+    room[:, :vocab] = allowed
+    return np.packbits(room, axis=1, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1000, 49152])
+def test_what_is_not_allowed_is_as_if_it_could_never_come(vocab: int) -> None:
+    """The same tokens as from logits of minus infinity, whether few, half, nearly all or all may be chosen."""
+    rng = np.random.default_rng(vocab)
+    logits = np.round(rng.standard_normal((24, vocab)) * 3, 1).astype(np.float32)  # with ties
+    share = np.array([0.001, 0.03, 0.5, 0.98, 1.0, 1.0])
+    allowed = rng.random((6, vocab)) < share[:, None]
+    allowed[:, rng.integers(vocab)] = True
+    mask_of = np.arange(24, dtype=np.int32) % 7 - 1
+    asks = [
+        Ask((0.0, 0.7, 1.3)[r % 3], (1.0, 0.9)[r % 2], (0, 0, 40)[r // 8], seed=r, min_p=(0.0, 0.01)[r // 2 % 2])
+        for r in range(24)
+    ]
+    never = logits.copy()
+    for row, at in zip(never, mask_of.tolist(), strict=True):
+        if at >= 0:
+            row[~allowed[at]] = -np.inf
+    assert sample(logits, asks, 2, bits_of(allowed), mask_of) == sample(never, asks)
+
+
+def test_a_row_that_may_choose_nothing_gives_minus_one() -> None:
+    logits = np.zeros((4, 70), np.float32)
+    logits[2, 5] = logits[3, 66] = np.nan
+    allowed = np.zeros((2, 70), np.bool_)
+    allowed[1, 66] = True
+    mask_of = np.array([0, 1, 1, 1], np.int32)
+    for ask in (Ask(), Ask(temperature=0)):
+        assert sample(logits, [ask] * 4, 1, bits_of(allowed), mask_of) == [-1, 66, 66, -1]
+
+
+def test_wrong_masks_are_refused_by_name() -> None:
+    logits = np.zeros(40, np.float32)
+    masks, of = np.zeros((2, 2), np.int32), np.zeros(1, np.int32)
+    for wrong_masks, wrong_of, message in (
+        (masks, None, "masks need mask_of"),
+        (None, of, "masks need mask_of"),
+        (np.zeros((2, 1), np.int32), of, "a bit for each token"),
+        (masks, of + 2, "mask_of must be -1 or a row of masks"),
+        (masks, of - 2, "mask_of must be -1 or a row of masks"),
+        (masks, np.zeros(2, np.int32), "mask_of must have one value per row"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sample(logits, [Ask()], 1, wrong_masks, wrong_of)
+    for min_p in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="min_p must be"):
+            sample(logits, [Ask(min_p=min_p)])
 
 
 def test_wrong_arguments_are_refused_by_name() -> None:

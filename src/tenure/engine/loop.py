@@ -161,7 +161,6 @@ class Loop:
             self._publish(0)
         except BaseException as error:  # noqa: BLE001 (whatever it is, nobody may be left waiting: logged and told)
             self._die(error)
-        self._runner.shapes.close()
         self._outbox.stop()
 
     def _turn(self) -> None:

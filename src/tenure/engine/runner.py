@@ -82,7 +82,6 @@ class Runner:
         if len(logit_rows) > len(self._logits):
             self._logits = np.empty((max(2 * count, len(logit_rows)), self._logits.shape[1]), np.float32)
         logits = self._logits[:count]
-        self.shapes.begin(batch.sampled)
         called = time.perf_counter()
         self._decoder.step(
             self._arena.bytes,
@@ -101,8 +100,8 @@ class Runner:
             bad = self.prompts.learn(self._told, self._logits[count : len(logit_rows)])
             failed.update(dict.fromkeys(bad, NOT_FINITE))
         if count:
-            self.shapes.apply(logits, batch.sampled)
-            chosen = self._sampler.sample(logits, batch.sampled)
+            masks = self.shapes.apply(logits, batch.sampled)
+            chosen = self._sampler.sample(logits, batch.sampled, masks)
             told = self.shapes.took(batch.sampled, chosen)
             for rows, token in zip(batch.sampled, chosen, strict=True):
                 if token >= 0:

@@ -1,20 +1,20 @@
 """What an answer does to its logits before its next token is chosen, and what is told of them afterwards.
 
-The order is vLLM's: bias, ends that come too early, penalties, the guide's mask, min_p; temperature and what follows is
-the sampler's. Each row is shaped by itself from its own answer alone, so that neither neighbours nor a pause change a
-bit of it. Plain answers have no shape and cost nothing here.
+The order is vLLM's: bias, ends that come too early, penalties; the guide's mask, min_p and what follows are the
+sampler's. Each row is shaped by itself from its own answer alone, so that neither neighbours nor a pause change a bit
+of it. Plain answers have no shape and cost nothing here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tenure.engine.sampler import Masks
 from tenure.errors import InvalidRequest
 from tenure.types import Logprob, Rows, Sampling, SeqId, Token
 
@@ -48,15 +48,11 @@ class Guided(Protocol):
     @property
     def error(self) -> str | None: ...
 
-    def limits(self) -> F32:
-        """f32[V]: what the logits may be at most, infinity or minus infinity, as the guides were last asked."""
-        ...
-
     def consume(self, token: Token) -> None: ...
 
 
-Ask = Callable[[Sequence[Guided]], None]
-"""Asks guides which tokens may come next."""
+Ask = Callable[[Sequence[Guided]], NDArray[np.int32]]
+"""Asks guides, of which there are some, which tokens may come next: a row of `Masks.bits` for each."""
 
 
 class Shape:
@@ -98,13 +94,8 @@ class Shape:
             ids, counts = self._answered.ids, self._answered.counts
             row[ids] -= np.float32(sampling.frequency_penalty) * counts
             row[ids] -= np.float32(sampling.presence_penalty)
-        if self.guided is not None:
-            np.minimum(row, self.guided.limits(), out=row)
         if self.failure is not None:
             row[:] = np.nan
-        if sampling.min_p > 0.0 and sampling.temperature > 0.0:
-            floor = row.max() + np.float32(sampling.temperature * math.log(sampling.min_p))
-            row[row < floor] = NEVER
 
     def took(self, token: Token) -> None:
         """The token that was chosen."""
@@ -150,11 +141,9 @@ class _Tally:
 class Shapes:
     """The answers under way that are not plain, by request and index."""
 
-    def __init__(self, ask: Ask = lambda guided: None) -> None:
+    def __init__(self, ask: Ask) -> None:
         self._held: dict[str, Sequence[Shape]] = {}
         self._ask = ask
-        self._worker: ThreadPoolExecutor | None = None
-        self._asked: Future[None] | None = None
         self._raw: dict[SeqId, F32] = {}
 
     def add(self, request: str, shapes: Sequence[Shape]) -> None:
@@ -164,29 +153,28 @@ class Shapes:
     def drop(self, request: str) -> None:
         self._held.pop(request, None)
 
-    def begin(self, rows: Sequence[Rows]) -> None:
-        """Before the native call: have the guides of rows asked beside it. One alone is asked afterwards: waking a
-        thread would take more from the step than its answer does."""
-        if self._held and len(guided := self._guided(rows)) > 1:
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, thread_name_prefix="tenure-guide")
-            self._asked = self._worker.submit(self._ask, guided)
-
-    def apply(self, logits: F32, rows: Sequence[Rows]) -> None:
-        """Shape the rows of `logits` f32[L, V] that are not plain, in place."""
+    def apply(self, logits: F32, rows: Sequence[Rows]) -> Masks | None:
+        """Shape the rows of `logits` f32[L, V] that are not plain, in place; gives which tokens guided rows may choose,
+        if there are any."""
         if not self._held:
-            return
-        if self._asked is not None:
-            self._asked.result()
-            self._asked = None
-        elif guided := self._guided(rows):
-            self._ask(guided)
-        for row, values in zip(rows, logits, strict=True):
-            shape = self._of(row)
+            return None
+        shapes = [self._of(row) for row in rows]
+        masks = self._masks(shapes)  # first: a guide may give up over it, and its shape tells
+        for row, values, shape in zip(rows, logits, shapes, strict=True):
             if shape is not None:
                 if shape.sampling.tells:
                     self._raw[row.seq] = values.copy()
                 shape.apply(values)
+        return masks
+
+    def _masks(self, shapes: Sequence[Shape | None]) -> Masks | None:
+        guided = [None if shape is None else shape.guided for shape in shapes]
+        asked = [one for one in guided if one is not None]
+        if not asked:
+            return None
+        places = iter(range(len(asked)))
+        of = [-1 if one is None else next(places) for one in guided]
+        return Masks(self._ask(asked), np.array(of, np.int32))
 
     def took(self, rows: Sequence[Rows], tokens: Sequence[Token]) -> dict[SeqId, Logprob]:
         """The tokens chosen for the rows (−1: none could be); gives what is told of them."""
@@ -209,14 +197,6 @@ class Shapes:
         """Why the row got no token, if its shape is to blame."""
         shape = self._of(row)
         return None if shape is None else shape.failure
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.shutdown()
-
-    def _guided(self, rows: Sequence[Rows]) -> list[Guided]:
-        shapes = (self._of(row) for row in rows)
-        return [shape.guided for shape in shapes if shape is not None and shape.guided is not None]
 
     def _of(self, row: Rows) -> Shape | None:
         shapes = self._held.get(row.request)
