@@ -131,6 +131,16 @@ def test_a_tenants_limits_are_told_by_name(tiny: As) -> None:
     assert answer["kv"]["limit_cause"] == "tenant_kv"
 
 
+def test_what_is_told_last_is_that_nobody_holds_anything(server: Running, tiny: As) -> None:
+    """It stays said until something comes: a short answer ends before what tenants hold is added up again."""
+    for seed in range(30, 34):
+        tiny.complete(prompt_ids(60, seed), 1)
+        end = time.monotonic() + 30
+        while (held := server.http.get("/v1/kv").json())["running"] and time.monotonic() < end:
+            time.sleep(0.01)
+        assert [(one["running"], one["held_bytes"]) for one in held["tenants"]] == [(0, 0)] * len(held["tenants"])
+
+
 def test_one_at_a_time_for_who_is_limited_to_it(blue: As) -> None:
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda seed: blue.complete(prompt_ids(60, seed), 24), range(20, 23)))

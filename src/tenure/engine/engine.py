@@ -438,7 +438,7 @@ class Engine(PythonApi):
     def _observe(self) -> _State:
         cache = self._scheduler.cache
         now = self._clock.now()
-        if now >= self._tenants_due:
+        if now >= self._tenants_due or self._scheduler.idle:  # what is said last stays until something comes
             self._tenants = self._desk.tenants()
             self._tenants_due = now + TENANTS_EVERY_S
         return _State(
