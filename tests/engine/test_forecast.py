@@ -6,6 +6,7 @@ import random
 
 import pytest
 from tests.sched.fake import Setup, World
+from tests.sched.test_windows import layout
 
 from tenure.engine.forecast import forecast
 from tenure.events import BlockGone, RequestDone, RequestStarted
@@ -117,3 +118,14 @@ def test_blocks_of_all_answers_at_their_longest(n: int, prompt: int, answer: int
     assert held == seen.whole_blocks if answer > 1 else held <= seen.whole_blocks  # equal open blocks are kept once
     small = forecast(World(seen.whole_blocks - 1, 4).scheduler, request, 0.0)
     assert small.lacking_blocks == 1 or not small.fits_ever or small.answer_cause == "pool"
+
+
+@pytest.mark.parametrize(("windows", "lacks"), [((10,), 0), ((None, 10), 3)])
+def test_what_windows_let_go_is_not_lacking_and_what_they_see_is(windows: tuple[int | None, ...], lacks: int) -> None:
+    """Two answers that become 40 tokens, where 12 blocks of 4 tokens are: as many of each group of layers, but for 5 that
+    are kept for the windows of whoever is alone."""
+    world = World(0, 4, context=100, setup=Setup(layout=layout(*windows, blocks=12, size=4)))
+    request = Request("?", tuple(range(8)), Scope("fake"), Sampling(max_tokens=33), n=2)
+    seen = forecast(world.scheduler, request, 0.0)
+    assert (seen.fits_now, seen.whole_blocks) == (True, 2 + 2 * 8)
+    assert seen.lacking_blocks == lacks

@@ -28,6 +28,7 @@ def forecast(scheduler: Scheduler, request: Request, now: float) -> Forecast:
     behind = f", behind {scheduler.waiting} that wait" if scheduler.waiting else ""
     tokens, cause = _answer(scheduler, job)
     counts, whole = cache.counts(), max(needed, _blocks(scheduler, request, length + tokens - 1))
+    held = _held(scheduler, request, length + tokens - 1, whole)
     return Forecast(
         fits_now=reason is None,
         fits_ever=True,
@@ -42,7 +43,7 @@ def forecast(scheduler: Scheduler, request: Request, now: float) -> Forecast:
         answer_tokens=tokens,
         answer_cause=cause,
         whole_blocks=whole,
-        lacking_blocks=max(0, whole - cached // cache.block_tokens - counts.free - counts.cached),
+        lacking_blocks=max(0, held - cached // cache.block_tokens - counts.free - counts.cached),
     )
 
 
@@ -76,3 +77,14 @@ def _blocks(scheduler: Scheduler, request: Request, each: int) -> int:
     full = len(request.tokens) // size
     each = min(each, most) if request.overflow == "slide" else each
     return full + request.n * max(0, -(-each // size) - full)
+
+
+def _held(scheduler: Scheduler, request: Request, each: int, whole: int) -> int:
+    """What all answers hold in the end at most, in blocks of the first group of layers: with what windows see, without what
+    they have let go. `whole` where some layers see everything, and what the windows of all answers but one see beside
+    it: for one, places are kept."""
+    cache, most = scheduler.cache, scheduler.room.window(request.scope.tenant).tokens
+    blocks = scheduler.room.blocks(min(each, most) if request.overflow == "slide" else each)
+    if cache.longest > cache.counts().total:  # all layers have windows
+        return request.n * cache.weighs(blocks)
+    return whole + (request.n - 1) * (cache.weighs(blocks) - blocks)
