@@ -122,8 +122,8 @@ def test_blocks_of_all_answers_at_their_longest(n: int, prompt: int, answer: int
 
 @pytest.mark.parametrize(("windows", "lacks"), [((10,), 0), ((None, 10), 3)])
 def test_what_windows_let_go_is_not_lacking_and_what_they_see_is(windows: tuple[int | None, ...], lacks: int) -> None:
-    """Two answers that become 40 tokens, where 12 blocks of 4 tokens are: as many of each group of layers, but for 5 that
-    are kept for the windows of whoever is alone."""
+    """Two answers that become 40 tokens, where 12 blocks of 4 tokens are: as many of each group of layers, but for 5
+    that are kept for the windows of whoever is alone."""
     world = World(0, 4, context=100, setup=Setup(layout=layout(*windows, blocks=12, size=4)))
     request = Request("?", tuple(range(8)), Scope("fake"), Sampling(max_tokens=33), n=2)
     seen = forecast(world.scheduler, request, 0.0)

@@ -80,9 +80,9 @@ def _blocks(scheduler: Scheduler, request: Request, each: int) -> int:
 
 
 def _held(scheduler: Scheduler, request: Request, each: int, whole: int) -> int:
-    """What all answers hold in the end at most, in blocks of the first group of layers: with what windows see, without what
-    they have let go. `whole` where some layers see everything, and what the windows of all answers but one see beside
-    it: for one, places are kept."""
+    """What all answers hold in the end at most, in blocks of the first group of layers: with what windows see, without
+    what they have let go. `whole` where some layers see everything, and what the windows of all answers but one see
+    beside it: for one, places are kept."""
     cache, most = scheduler.cache, scheduler.room.window(request.scope.tenant).tokens
     blocks = scheduler.room.blocks(min(each, most) if request.overflow == "slide" else each)
     if cache.longest > cache.counts().total:  # all layers have windows
