@@ -111,10 +111,10 @@ namespace avx512 { extern const AttentionKernels attention_table; }
 const AttentionKernels& attention_kernels(const Isa& isa);
 
 constexpr int kMaxTileRows = 128;  // rows a span kernel takes at once
-// Per row its query in bf16, its sums of turned V and of lanes, and what it sees; the V of one tile; and what a step expands.
+// Per row its query in bf16 and as integers, its sums of turned V and of lanes, and what it sees; the V of one tile; and what a step expands, with ranges.
 constexpr std::size_t span_scratch_bytes() {
-    return kMaxTileRows * ((2 + 4) * kMaxHeadDim + 64 + sizeof(int)) + 2 * kTileTokens * kMaxHeadDim +
-           2 * 4 * kBlockTokens * kMaxHeadDim + 8 * kStepTokens;
+    return kMaxTileRows * ((2 + 2 + 4) * kMaxHeadDim + 64 + sizeof(float) + sizeof(int)) + 2 * kTileTokens * kMaxHeadDim +
+           2 * (4 * kBlockTokens + 8) * kMaxHeadDim + 8 * kStepTokens;
 }
 
 constexpr int kNoWindow = 1 << 30;

@@ -22,11 +22,15 @@ struct StepTiles {
     bool turned[kBlocksPerStep];         // whether V is (turn.h)
     int begin;                           // absolute token
     int tokens;                          // up to the last that some row sees, 1..64
+    int from, to;                        // blocks that some row sees: [from, to]
+    const uint8_t* head[kBlocksPerStep]; // of the blocks; one that no row sees repeats the other
+    Codec codec[kBlocksPerStep];
     int first, tiles;                    // those that some row sees are [first, tiles); the others repeat one and are masked
 };
 
-// The step at `begin` of a span whose last token that is seen is end - 1.
-TENURE_INLINE StepTiles step_at(const Span& span, int begin, int end, const CodecKernels& codecs, StepScratch& scratch) {
+// The step at `begin` of a span whose last token that is seen is end - 1. `four_bits`: see Expanded.
+TENURE_INLINE StepTiles step_at(const Span& span, int begin, int end, const CodecKernels& codecs, StepScratch& scratch,
+                                bool four_bits = true) {
     StepTiles step;
     step.begin = begin;
     step.tokens = end - begin < kStepTokens ? end - begin : kStepTokens;
@@ -37,10 +41,11 @@ TENURE_INLINE StepTiles step_at(const Span& span, int begin, int end, const Code
     constexpr int kTiles = kBlockTokens / kTileTokens;
     const int from = step.first / kTiles, to = (step.tiles - 1) / kTiles;
     const Blocks& blocks = *span.blocks;
-    const uint8_t* tiles[kBlocksPerStep];
+    const uint8_t* tiles[kBlocksPerStep] = {};
     for (int i = from; i <= to; i++) {
         const Blocks::Head head = blocks.head(begin / kBlockTokens + i);
-        tiles[i] = head.at;
+        tiles[i] = step.head[i] = head.at;
+        step.codec[i] = head.codec;
         step.turned[i] = forms(head.codec).v == Form::int4;
         if (is_staged(head.codec)) continue;
         if (!step.k_scale) {
@@ -48,13 +53,19 @@ TENURE_INLINE StepTiles step_at(const Span& span, int begin, int end, const Code
             step.k_scale = scratch.k_scale;
             step.v_scale = scratch.v_scale;
         }
-        codecs.expand[static_cast<int>(head.codec)](
+        codecs.prepare[static_cast<int>(head.codec)](
             head.at, span.head_dim,
-            {scratch.tiles[i], scratch.k_scale + i * kBlockTokens, scratch.v_scale + i * kBlockTokens});
+            {scratch.tiles[i], scratch.k_scale + i * kBlockTokens, scratch.v_scale + i * kBlockTokens, four_bits});
         tiles[i] = scratch.tiles[i];
     }
-    if (from > 0) step.turned[0] = step.turned[from];
-    if (to + 1 < kBlocksPerStep) step.turned[1] = step.turned[to];
+    for (int i = 0; i < kBlocksPerStep; i++) {
+        const int seen = i < from ? from : i > to ? to : i;
+        step.turned[i] = step.turned[seen];
+        step.head[i] = step.head[seen];
+        step.codec[i] = step.codec[seen];
+    }
+    step.from = from;
+    step.to = to;
     for (int i = 0; i < kTilesPerStep; i++) {
         const int seen = i < step.first ? step.first : i < step.tiles ? i : step.tiles - 1;
         step.tile[i] = tiles[seen / kTiles] + seen % kTiles * blocks.tile_bytes;

@@ -75,12 +75,22 @@ struct KvLayout {
     int64_t block_bytes(Codec codec) const { return head_offset(codec, layers, 0); }
 };
 
+// Where the parts of an encoded head begin; its K scales are first.
+struct HeadParts {
+    int64_t v_scales, k, v;
+};
+constexpr HeadParts head_parts(const CodecForms& forms, int64_t head_dim) {
+    const int64_t v_scales = k_scale_bytes(forms.k, head_dim), k = v_scales + v_scale_bytes(forms.v);
+    return {v_scales, k, k + value_bytes(forms.k, head_dim)};
+}
+
 // A head of an encoded block as the attention kernels take it: values in the staged layout of bf16, and what each token's
 // score and probability are still to be multiplied by.
 struct Expanded {
     uint8_t* tiles;  // 2 tiles
     float* k_scale;  // [32]
     float* v_scale;  // [32]
+    bool four_bits = true;  // whether K and V of 4 bits are asked for, by kernels that can do without; K has no k_scale then
 };
 
 struct CodecKernels {
@@ -92,7 +102,7 @@ struct CodecKernels {
 
     Store store[kCodecs];    // null unless staged
     Encode encode[kCodecs];  // null if staged
-    Expand expand[kCodecs];
+    Expand prepare[kCodecs];  // null if staged; K and V that the attention kernel takes as they are get only their scales
     Encode restore[kCodecs];  // the other way: a staged bf16 head from an encoded one
 };
 

@@ -1,13 +1,16 @@
 // Writing, encoding and expanding the heads of blocks, on vector extensions.
 //
 // An encoded head is [K scales][V scales][K][V]:
-//   K int8: f16 [32 tokens];                    [2 tiles][head_dim][16 tokens] of one byte
-//   K int4: f16 [head_dim] least value, 8 bits [head_dim] scale; [2 tiles][head_dim / 2][16 tokens]: a pair of channels in a byte
-//   V int8: f16 [32 tokens];                    [32 tokens][head_dim] of one byte
-//   V int4: f16 [32 tokens];                    [16 token pairs][head_dim]: indices into kLevels, turned (turn.h)
+//   K int8: f16 [32 tokens];  [2 tiles][head_dim / 2][16 tokens][2] of one byte
+//   K int4: f16 [head_dim] least value, 8 bits [head_dim] scale;  [2 tiles][head_dim / 8][16 tokens][2] of 16 bits
+//   V int8: f16 [32 tokens];  [16 token pairs][head_dim][2] of one byte
+//   V int4: f16 [32 tokens];  [2 tiles][2][head_dim][2] of 16 bits: indices into kLevels, turned (turn.h)
+// That is the order of the staged layout, whose pairs lie in one 32-bit lane. Of the 4-bit forms four such rows (pairs of
+// channels, pairs of tokens) share 16 bits, the first lowest: shifting them down unpacks them with lanes staying in place.
 // Integers of 8 bits and the levels are exact in bf16, so expanding them loses nothing: scales of tokens are left to the
 // attention kernel. K int4 is rounded to bf16 once more, as it is when it is staged.
 #include "codecs.h"
+#include "four_bits.h"
 #include "simd16.h"
 #include "turn.h"
 
@@ -18,15 +21,10 @@
 namespace tenure::TENURE_KERNELS {
 namespace {
 
-typedef int8_t i8x16 __attribute__((vector_size(16)));
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
 constexpr int kTiles = kBlockTokens / kTileTokens;
 constexpr float kLeastScale = 1e-7f, kMostScale = 65504.0f;  // of f16; never zero
-
-// The best 16 levels for a Gaussian of variance 1 (Lloyd and Max), rounded to bf16; the upper half of them, and what lies
-// halfway between neighbours.
-constexpr float kLevels[8] = {0.12890625f, 0.388671875f, 0.65625f, 0.94140625f, 1.2578125f, 1.6171875f, 2.0625f, 2.734375f};
 
 float value_of_half(uint16_t half) {
     const uint32_t sign = uint32_t(half & 0x8000u) << 16, exponent = half >> 10 & 31u, mantissa = half & 0x3ffu;
@@ -73,28 +71,38 @@ TENURE_INLINE f32x16 load_halves(const uint8_t* p) {
 #endif
 }
 
-// GCC 12 takes vector conversions from and to bytes apart, lane by lane.
-TENURE_INLINE f32x16 floats_of_bytes(const uint8_t* p) {
+// GCC 12 takes vector conversions from and to narrow integers apart, lane by lane.
+TENURE_INLINE u32x16 load_words(const uint8_t* p) {
 #if defined(__AVX512F__)
-    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    return (u32x16)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__FMA__)
     struct {
-        __m256 lo, hi;
-    } const r = {
-        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
-        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
-    return load<f32x16>(&r);
+        __m256i lo, hi;
+    } const r = {_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+                 _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
+    return load<u32x16>(&r);
 #else
-    return __builtin_convertvector(load<i8x16>(p), f32x16);
+    return __builtin_convertvector(load<u16x16>(p), u32x16);
 #endif
 }
 
-TENURE_INLINE void store_bytes(uint8_t* p, i32x16 x) {
+// Two rows of integers of 8 bits, side by side.
+TENURE_INLINE void store_pairs(uint8_t* p, i32x16 even, i32x16 odd) {
+    const i32x16 x = (even & 255) | odd << 8;
 #if defined(__AVX512F__)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)x));
 #else
-    for (int i = 0; i < 16; i++) p[i] = static_cast<uint8_t>(x[i]);
+    for (int i = 0; i < 16; i++) {
+        const auto word = static_cast<uint16_t>(x[i]);
+        std::memcpy(p + 2 * i, &word, sizeof word);
+    }
 #endif
+}
+
+// Two rows of integers of 4 bits beside the `i` pairs of rows (0..3) that are there.
+TENURE_INLINE void add_nibbles(uint8_t* p, int i, i32x16 even, i32x16 odd) {
+    const auto x = (u32x16)(even | odd << 16) << (4 * i);
+    store(p, i == 0 ? x : load<u32x16>(p) | x);
 }
 
 TENURE_INLINE f32x16 magnitude(f32x16 x) { return (f32x16)((u32x16)x & 0x7fffffffu); }
@@ -155,8 +163,7 @@ void encode_k8(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_di
             const auto pair = load<u32x16>(keys + 64 * i);
             const i32x16 even = rounded(low_bf16(pair) * inverse, -127.0f, 127.0f);
             const i32x16 odd = rounded(high_bf16(pair) * inverse, -127.0f, 127.0f);
-            store_bytes(out + 2 * i * kTileTokens, even);
-            store_bytes(out + (2 * i + 1) * kTileTokens, odd);
+            store_pairs(out + 2 * i * kTileTokens, even, odd);
         }
     }
 }
@@ -172,15 +179,22 @@ void unstage_value(const uint8_t* staged, int token, int head_dim, float* out) {
 
 constexpr int kMaxDim = 256;
 
-void encode_v8(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_dim) {
+// The V of a token as integers; its scale is stored.
+void encode_value(const uint8_t* staged, int token, uint8_t* scale, int head_dim, i32x16* out) {
     alignas(64) float v[kMaxDim];
-    for (int token = 0; token < kBlockTokens; token++, out += head_dim) {
-        unstage_value(staged, token, head_dim, v);
-        f32x16 top = {};
-        for (int d = 0; d < head_dim; d += 16) top = vmax(top, magnitude(load<f32x16>(v + d)));
-        const f32x16 inverse = splat(1.0f / stored_scale(scales + 2 * token, max_lanes(top) / 127.0f));
-        for (int d = 0; d < head_dim; d += 16)
-            store_bytes(out + d, rounded(load<f32x16>(v + d) * inverse, -127.0f, 127.0f));
+    unstage_value(staged, token, head_dim, v);
+    f32x16 top = {};
+    for (int d = 0; d < head_dim; d += 16) top = vmax(top, magnitude(load<f32x16>(v + d)));
+    const f32x16 inverse = splat(1.0f / stored_scale(scale, max_lanes(top) / 127.0f));
+    for (int d = 0; d < head_dim; d += 16) out[d / 16] = rounded(load<f32x16>(v + d) * inverse, -127.0f, 127.0f);
+}
+
+void encode_v8(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_dim) {
+    i32x16 even[kMaxDim / 16], odd[kMaxDim / 16];
+    for (int token = 0; token < kBlockTokens; token += 2, out += 2 * head_dim) {
+        encode_value(staged, token, scales + 2 * token, head_dim, even);
+        encode_value(staged, token + 1, scales + 2 * token + 2, head_dim, odd);
+        for (int i = 0; i < head_dim / 16; i++) store_pairs(out + 32 * i, even[i], odd[i]);
     }
 }
 
@@ -188,9 +202,6 @@ void encode_v8(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_di
 struct Range {
     float scale, least;
 };
-
-// A scale in 8 bits: the exponent and three bits of the mantissa of an f32, from 2^-20 to 1.875 * 2^11.
-constexpr uint32_t kScaleShift = 20, kScaleBias = (127 - 20) << 23;
 
 // The least such scale that is not below `scale`, if there is one.
 uint8_t scale_code(float scale) {
@@ -229,10 +240,9 @@ void encode_k4(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_di
         const auto a = load<u32x16>(first + 64 * i), b = load<u32x16>(second + 64 * i);
         const Range even = store_range(scales, 2 * i, head_dim, low_bf16(a), low_bf16(b));
         const Range odd = store_range(scales, 2 * i + 1, head_dim, high_bf16(a), high_bf16(b));
-        const i32x16 one = steps_of(low_bf16(a), even) | steps_of(high_bf16(a), odd) << 4;
-        const i32x16 two = steps_of(low_bf16(b), even) | steps_of(high_bf16(b), odd) << 4;
-        store_bytes(out + i * kTileTokens, one);
-        store_bytes(out + (i + head_dim / 2) * kTileTokens, two);
+        uint8_t *one = out + i / 4 * 64, *two = one + kTileTokens * head_dim / 2;
+        add_nibbles(one, i % 4, steps_of(low_bf16(a), even), steps_of(high_bf16(a), odd));
+        add_nibbles(two, i % 4, steps_of(low_bf16(b), even), steps_of(high_bf16(b), odd));
     }
 }
 
@@ -272,22 +282,24 @@ void encode_levels(float* v, uint8_t* scale, int head_dim, i32x16* index) {
 void encode_v4(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_dim) {
     alignas(64) float v[kMaxDim];
     i32x16 even[kMaxDim / 16], odd[kMaxDim / 16];
-    for (int token = 0; token < kBlockTokens; token += 2, out += head_dim) {
+    for (int token = 0; token < kBlockTokens; token += 2) {
         unstage_value(staged, token, head_dim, v);
         encode_levels(v, scales + 2 * token, head_dim, even);
         unstage_value(staged, token + 1, head_dim, v);
         encode_levels(v, scales + 2 * token + 2, head_dim, odd);
         for (int i = 0; i < head_dim / 16; i++)
-            store_bytes(out + 16 * i, even[i] | odd[i] << 4);
+            add_nibbles(out + token / 8 * 4 * head_dim + 64 * i, token % 8 / 2, even[i], odd[i]);
     }
 }
 
 // ---- expanding
 
-// Two rows of 16 integers as pairs of bf16; they are so small that the low half of an f32 is zero.
-TENURE_INLINE u32x16 pair_of_rows(const uint8_t* even, const uint8_t* odd) {
-    const f32x16 a = floats_of_bytes(even), b = floats_of_bytes(odd);
-    return (u32x16)a >> 16 | (u32x16)b;
+// 16 pairs of integers as pairs of bf16; they are so small that the low half of an f32 is zero.
+TENURE_INLINE u32x16 bf16_pairs(const uint8_t* p) {
+    const u32x16 x = load_words(p);
+    const auto even = __builtin_convertvector((i32x16)(x << 24) >> 24, f32x16);
+    const auto odd = __builtin_convertvector((i32x16)(x << 16) >> 24, f32x16);
+    return (u32x16)even >> 16 | (u32x16)odd;
 }
 
 void expand_scales(const uint8_t* scales, float* out) {
@@ -299,8 +311,7 @@ void expand_k8(const uint8_t* scales, const uint8_t* in, int head_dim, const Exp
     expand_scales(scales, out.k_scale);
     for (int tile = 0; tile < kTiles; tile++, in += kTileTokens * head_dim) {
         uint8_t* to = out.tiles + tile * 4 * kTileTokens * head_dim;
-        for (int i = 0; i < head_dim / 2; i++)
-            store(to + 64 * i, pair_of_rows(in + 2 * i * kTileTokens, in + (2 * i + 1) * kTileTokens));
+        for (int i = 0; i < head_dim / 2; i++) store(to + 64 * i, bf16_pairs(in + 32 * i));
     }
 }
 
@@ -308,47 +319,27 @@ void expand_v8(const uint8_t* scales, const uint8_t* in, int head_dim, const Exp
     expand_scales(scales, out.v_scale);
     for (int tile = 0; tile < kTiles; tile++) {
         uint8_t* to = out.tiles + (2 * tile + 1) * 2 * kTileTokens * head_dim;
-        for (int pair = 0; pair < kTileTokens / 2; pair++, in += 2 * head_dim, to += 4 * head_dim)
-            for (int d = 0; d < head_dim; d += 16) store(to + 4 * d, pair_of_rows(in + d, in + head_dim + d));
+        for (int at = 0; at < kTileTokens * head_dim; at += 32, in += 32) store(to + 2 * at, bf16_pairs(in));
     }
 }
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 
-// The entries that 16 bytes name, two nibbles each: the low ones in table[0..15], the high ones in table[odd..odd + 15].
-template <int odd>
-TENURE_INLINE __m512i look_up(const uint8_t* bytes, __m512i table) {
-    const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-    const __m512i nibbles = _mm512_set1_epi32(0x000f000f);
-    const __m512i index = _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi32(x, 12)), nibbles);
-    return _mm512_permutexvar_epi16(odd ? _mm512_or_si512(index, _mm512_set1_epi32(odd << 16)) : index, table);
-}
-
 void expand_k4(const uint8_t* scales, const uint8_t* in, int head_dim, const Expanded& out) {
-    alignas(64) float scale[kMaxDim], least[kMaxDim];
-    for (int d = 0; d < head_dim; d += 16) {
-        const auto code = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 2 * head_dim + d));
-        const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(code), kScaleShift);
-        store(scale + d, _mm512_add_epi32(bits, _mm512_set1_epi32(kScaleBias)));
-        store(least + d, load_halves(scales + 2 * d));
-    }
+    Ranges ranges;
+    read_ranges(scales, head_dim, ranges);
     for (int i = 0; i < kBlockTokens; i++) out.k_scale[i] = 1.0f;
-    const __m512 steps = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    uint8_t* second = out.tiles + 4 * kTileTokens * head_dim;
-    for (int i = 0; i < head_dim / 2; i++) {
-        const __m512 even = _mm512_fmadd_ps(steps, _mm512_set1_ps(scale[2 * i]), _mm512_set1_ps(least[2 * i]));
-        const __m512 odd = _mm512_fmadd_ps(steps, _mm512_set1_ps(scale[2 * i + 1]), _mm512_set1_ps(least[2 * i + 1]));
-        const auto table = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-        _mm512_storeu_si512(out.tiles + 64 * i, look_up<16>(in + i * kTileTokens, table));
-        _mm512_storeu_si512(second + 64 * i, look_up<16>(in + (i + head_dim / 2) * kTileTokens, table));
+    uint8_t *first = out.tiles, *second = out.tiles + 4 * kTileTokens * head_dim;
+    for (int d = 0; d < head_dim; d += 8, in += 64) {
+        __m512i one = _mm512_loadu_si512(in), two = _mm512_loadu_si512(in + kTileTokens * head_dim / 2);
+        for (int i = d; i < d + 8; i += 2, first += 64, second += 64) {
+            const __m512i table = channel_table(ranges, i);
+            _mm512_storeu_si512(first, look_up_channels(one, table));
+            _mm512_storeu_si512(second, look_up_channels(two, table));
+            one = _mm512_srli_epi16(one, 4);
+            two = _mm512_srli_epi16(two, 4);
+        }
     }
-}
-
-TENURE_INLINE __m512i level_table() {
-    alignas(64) uint16_t table[32];
-    for (int i = 0; i < 16; i++)
-        table[i] = table[i + 16] = static_cast<uint16_t>(bf16_bits(i < 8 ? -kLevels[7 - i] : kLevels[i - 8]));
-    return _mm512_load_si512(table);
 }
 
 void expand_v4(const uint8_t* scales, const uint8_t* in, int head_dim, const Expanded& out) {
@@ -356,8 +347,16 @@ void expand_v4(const uint8_t* scales, const uint8_t* in, int head_dim, const Exp
     const __m512i table = level_table();
     for (int tile = 0; tile < kTiles; tile++) {
         uint8_t* to = out.tiles + (2 * tile + 1) * 2 * kTileTokens * head_dim;
-        for (int at = 0; at < kTileTokens / 2 * head_dim; at += 16, in += 16)
-            _mm512_storeu_si512(to + 4 * at, look_up<0>(in, table));
+        // Of each 16 bits a look-up sees the lowest 5, and the table is there twice.
+        for (int half = 0; half < 2; half++, to += 16 * head_dim)
+            for (int d = 0; d < head_dim; d += 16, in += 64) {
+                const __m512i x = _mm512_loadu_si512(in);
+                uint8_t* at = to + 4 * d;
+                _mm512_storeu_si512(at, _mm512_permutexvar_epi16(x, table));
+                _mm512_storeu_si512(at + 4 * head_dim, _mm512_permutexvar_epi16(_mm512_srli_epi16(x, 4), table));
+                _mm512_storeu_si512(at + 8 * head_dim, _mm512_permutexvar_epi16(_mm512_srli_epi16(x, 8), table));
+                _mm512_storeu_si512(at + 12 * head_dim, _mm512_permutexvar_epi16(_mm512_srli_epi16(x, 12), table));
+            }
     }
 }
 
@@ -375,9 +374,9 @@ void expand_k4(const uint8_t* scales, const uint8_t* in, int head_dim, const Exp
         const f32x16 scale[2] = {scale_of(2 * i), scale_of(2 * i + 1)};
         const f32x16 least[2] = {least_of(2 * i), least_of(2 * i + 1)};
         for (int tile = 0; tile < kTiles; tile++) {
-            const auto x = __builtin_convertvector(load<u8x16>(in + (i + tile * head_dim / 2) * kTileTokens), i32x16);
+            const auto x = load<i32x16>(in + tile * kTileTokens * head_dim / 2 + i / 4 * 64) >> (4 * (i % 4));
             const f32x16 even = madd(__builtin_convertvector(x & 15, f32x16), scale[0], least[0]);
-            const f32x16 odd = madd(__builtin_convertvector(x >> 4, f32x16), scale[1], least[1]);
+            const f32x16 odd = madd(__builtin_convertvector(x >> 16 & 15, f32x16), scale[1], least[1]);
             store(out.tiles + tile * 4 * kTileTokens * head_dim + 64 * i, round_lanes(even) | round_lanes(odd) << 16);
         }
     }
@@ -397,7 +396,13 @@ void expand_v4(const uint8_t* scales, const uint8_t* in, int head_dim, const Exp
     expand_scales(scales, out.v_scale);
     for (int tile = 0; tile < kTiles; tile++) {
         auto* to = reinterpret_cast<uint32_t*>(out.tiles + (2 * tile + 1) * 2 * kTileTokens * head_dim);
-        for (int at = 0; at < kTileTokens / 2 * head_dim; at++) to[at] = pairs.of[*in++];
+        for (int half = 0; half < 2; half++)
+            for (int d = 0; d < head_dim; d++, in += 4) {
+                uint32_t x;
+                std::memcpy(&x, in, sizeof x);
+                for (int i = 0; i < 4; i++, x >>= 4)
+                    to[(4 * half + i) * head_dim + d] = pairs.of[(x & 15) | (x >> 12 & 0xf0)];
+            }
     }
 }
 
@@ -427,6 +432,27 @@ void expand(const uint8_t* head, int head_dim, const Expanded& out) {
     const Parts<k_form, v_form> at(head_dim);
     (k_form == Form::int8 ? expand_k8 : expand_k4)(head, head + at.k, head_dim, out);
     (v_form == Form::int8 ? expand_v8 : expand_v4)(head + at.v_scales, head + at.v, head_dim, out);
+}
+
+// What the attention kernel does not take as it is: with AVX-512 it multiplies integers of 8 bits itself,
+// and looks up what 4 bits stand for, unless it needs that more than once.
+template <Form k_form, Form v_form>
+void prepare(const uint8_t* head, int head_dim, const Expanded& out) {
+#if defined(__AVX512BF16__)
+    const Parts<k_form, v_form> at(head_dim);
+    if (k_form == Form::int8)
+        expand_scales(head, out.k_scale);
+    else if (out.four_bits)
+        expand_k4(head, head + at.k, head_dim, out);
+    if (v_form == Form::int8)
+        expand_scales(head + at.v_scales, out.v_scale);
+    else if (out.four_bits)
+        expand_v4(head + at.v_scales, head + at.v, head_dim, out);
+    else
+        expand_scales(head + at.v_scales, out.v_scale);
+#else
+    expand<k_form, v_form>(head, head_dim, out);
+#endif
 }
 
 // The staged head that an encoded one stands for, as near as bf16 comes.
@@ -460,7 +486,7 @@ extern const CodecKernels codec_table;
 const CodecKernels codec_table = {
     {store_bf16, store_f32, nullptr, nullptr, nullptr},
     {nullptr, nullptr, encode<kInt8, kInt8>, encode<kInt8, kInt4>, encode<kInt4, kInt4>},
-    {nullptr, nullptr, expand<kInt8, kInt8>, expand<kInt8, kInt4>, expand<kInt4, kInt4>},
+    {nullptr, nullptr, prepare<kInt8, kInt8>, prepare<kInt8, kInt4>, prepare<kInt4, kInt4>},
     {nullptr, nullptr, restore<kInt8, kInt8>, restore<kInt8, kInt4>, restore<kInt4, kInt4>},
 };
 
