@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.sched.fake import Setup, World, answer
+from tests.sched.fake import Setup, World
 from tests.sched.test_everything import SHARED, TENANTS, Everything
+from tests.sched.test_pressure import alone
 
 from tenure.events import RequestStarted, SequencePaused, SequenceResumed, WindowGone
 from tenure.policy.base import AdmissionAsk, Refuse
@@ -26,13 +26,6 @@ def layout(*windows: int | None, blocks: int, size: int = SIZE) -> ArenaLayout:
     groups = tuple(LayerGroup(1, window) for window in windows)
     geometry = KvGeometry(len(groups), 1, 64, block_tokens=size, groups=groups)
     return geometry.layout(blocks * geometry.block_bytes("bf16"), "bf16")
-
-
-def alone(tokens: Sequence[int], count: int) -> list[int]:
-    context = list(tokens)
-    for _ in range(count):
-        context.append(answer(context, 0))
-    return context[len(tokens) :]
 
 
 @pytest.mark.parametrize("conversations", [4, 16])
