@@ -258,7 +258,8 @@ def collapse(model: Model, name: str, text: str, make: MakeProbe) -> float:
     logits = probe.feed(prompts, last_only=True)
     runs: list[list[int]] = [[] for _ in prompts]
     for _ in range(RUN_TOKENS):
-        noise = np.log(luck.standard_exponential(logits.shape, np.float32))
+        waits = luck.standard_exponential(logits.shape, np.float32)
+        noise = np.log(np.maximum(waits, np.finfo(np.float32).tiny))
         chosen = (logits / np.float32(0.7) - noise).argmax(1).tolist()
         for run, token in zip(runs, chosen, strict=True):
             run.append(token)
