@@ -435,10 +435,10 @@ class Engine(PythonApi):
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
-    def _observe(self) -> _State:
+    def _observe(self, asked: bool = False) -> _State:
         cache = self._scheduler.cache
         now = self._clock.now()
-        if now >= self._tenants_due or self._scheduler.idle:  # what is said last stays until something comes
+        if asked or now >= self._tenants_due or self._scheduler.idle:  # what is said last stays until something comes
             self._tenants = self._desk.tenants()
             self._tenants_due = now + TENANTS_EVERY_S
         return _State(
@@ -451,9 +451,10 @@ class Engine(PythonApi):
             self._tenants,
         )
 
-    def _publish(self, taken: int) -> None:
-        """Called by the loop: its state, which now counts the first `taken` of the arrivals."""
-        state = self._observe()
+    def _publish(self, taken: int, asked: bool) -> None:
+        """Called by the loop: its state, which now counts the first `taken` of the arrivals and, with `asked`, shows
+        all that commands changed."""
+        state = self._observe(asked)
         if not taken:
             self._state = state
             return

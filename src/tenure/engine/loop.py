@@ -4,6 +4,9 @@ Work comes in through the inbox, news goes out once a step:
 
     submit ─▶ arrivals ─┐                                        ┌▶ Outbox ─ once per event loop ─▶ Handle
     call   ─▶ commands ─┴▶ next_step ▶ compute ▶ text ▶ absorb ──┘
+
+Nobody hears of a change that cannot be seen yet: the state is published first, then news go out and commands are
+answered.
 """
 
 from __future__ import annotations
@@ -46,22 +49,30 @@ class _Live:
     """What the tokens that no piece has carried yet were chosen from, if the request asked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Command:
     run_at: Callable[[float], Any]
     future: Future[Any]
+    _result: Any = None
+    _error: Exception | None = None
 
     def run(self, now: float) -> None:
-        """Answer the future; what goes wrong goes wrong for the engine as well."""
-        if not self.future.set_running_or_notify_cancel():
-            return
+        """Carry it out, to be answered later; what goes wrong goes wrong for the engine as well."""
         try:
-            self.future.set_result(self.run_at(now))
+            self._result = self.run_at(now)
         except RequestError as refusal:  # what was asked for cannot be: nothing was changed
-            self.future.set_exception(refusal)
+            self._error = refusal
         except Exception as error:
-            self.future.set_exception(error)
+            self._error = error
             raise
+
+    def answer(self, death: Exception | None = None) -> None:
+        """Say what came of it; `death` stands for what is lost with the engine."""
+        error = self._error or death
+        if error is None:
+            self.future.set_result(self._result)
+        else:
+            self.future.set_exception(error)
 
 
 class Loop:
@@ -75,9 +86,10 @@ class Loop:
         eos_ids: frozenset[Token],
         sessions: Sessions,
         clock: Clock,
-        publish: Callable[[int], None],
+        publish: Callable[[int, bool], None],
     ) -> None:
-        """`publish(n)` is called from the thread after every change, with how many arrivals were taken in since."""
+        """`publish(n, asked)` is called from the thread after every change, with how many arrivals were taken in since,
+        and whether commands were carried out, whose every trace it must show."""
         self._scheduler = scheduler
         self._runner = runner
         self._tokenizer = tokenizer
@@ -87,6 +99,8 @@ class Loop:
         self._publish = publish
         self._arrivals: deque[Handle] = deque()
         self._commands: deque[_Command] = deque()
+        self._asked: list[_Command] = []
+        """Commands taken in and not answered yet: none of them can be cancelled any more."""
         self._work = threading.Condition()
         self._stopping = False
         self._live: dict[str, _Live] = {}
@@ -127,7 +141,8 @@ class Loop:
             self._work.notify()
 
     def call(self, command: Callable[[float], T]) -> Future[T]:
-        """Have `command(now)` run on the thread before the next step; the future holds what it returned."""
+        """Have `command(now)` run on the thread before the next step; the future holds what it returned, once what it
+        changed is published."""
         future: Future[T] = Future()
         with self._work:
             self._refuse_when_over()
@@ -156,9 +171,9 @@ class Loop:
         try:
             while not self._stopping:
                 self._turn()
-            self._take_in(self._clock.now())
+            arrivals = self._take_in(self._clock.now())
             self.tell(self._scheduler.end_all("shutdown", self._clock.now()))
-            self._publish(0)
+            self._hand_out(arrivals)
         except BaseException as error:  # noqa: BLE001 (whatever it is, nobody may be left waiting: logged and told)
             self._die(error)
         self._outbox.stop()
@@ -169,8 +184,7 @@ class Loop:
         arrivals = self._take_in(now)
         plan = self._scheduler.next_step(now)
         step = None if plan is None else self._runner.prepare(plan)
-        self._publish(arrivals)
-        self._outbox.flush()
+        self._hand_out(arrivals)
         if plan is None or step is None:
             if not self._scheduler.idle:
                 raise Corrupt("requests are alive, but the scheduler finds nothing to run")
@@ -187,19 +201,33 @@ class Loop:
         if not self._arrivals and not self._commands:
             return 0
         with self._work:
-            arrivals, commands = list(self._arrivals), list(self._commands)
+            arrivals = list(self._arrivals)
             self._live.update({handle.request.id: self._new_live(handle) for handle in arrivals})
             self._arrivals.clear()
-            self._commands.clear()
+            self._asked = self._wanted()
         for handle in arrivals:
             if handle.shapes:
                 self._runner.shapes.add(handle.request.id, handle.shapes)
             if handle.request.sampling.prompt_logprobs is not None:
                 self._runner.prompts.add(handle.request.id, handle.request.tokens)
             self._scheduler.add(handle.request, handle.arrived)
-        for command in commands:
+        for command in self._asked:
             command.run(now)
         return len(arrivals)
+
+    def _wanted(self) -> list[_Command]:
+        """The commands that came and whose callers still wait; from now on they cannot leave. Under the lock."""
+        commands = [command for command in self._commands if command.future.set_running_or_notify_cancel()]
+        self._commands.clear()
+        return commands
+
+    def _hand_out(self, arrivals: int) -> None:
+        """Publish the state, then let go of what tells of it: news, and the answers to commands."""
+        self._publish(arrivals, bool(self._asked))
+        self._outbox.flush()
+        for command in self._asked:
+            command.answer()
+        self._asked.clear()
 
     def _new_live(self, handle: Handle) -> _Live:
         request = handle.request
@@ -281,11 +309,11 @@ class Loop:
         with self._work:
             self.death = death = f"{type(error).__name__}: {error}"
             self._live.update({handle.request.id: self._new_live(handle) for handle in self._arrivals})
-            commands = list(self._commands)
+            self._asked += self._wanted()
             self._arrivals.clear()
-            self._commands.clear()
-        for command in commands:
-            command.future.set_exception(EngineDead(f"the engine stopped: {death}"))
+        for command in self._asked:
+            command.answer(EngineDead(f"the engine stopped: {death}"))
+        self._asked.clear()
         now = self._clock.now()
         for done in self._scheduler.abandon(death, now):
             self._outbox.add(self._live.pop(done.request).handle, done)
