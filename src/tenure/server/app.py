@@ -18,6 +18,7 @@ from tenure.server.metrics import Metrics
 from tenure.server.misses import Habits, Misses
 from tenure.server.openai import OpenAI
 from tenure.server.ops import Load, Ops, not_built
+from tenure.server.query import asked
 from tenure.server.replies import error_reply, on_request_error
 from tenure.server.serves import Serves
 from tenure.server.settings import ServerSettings
@@ -64,21 +65,22 @@ def create_app(serves: Serves, settings: ServerSettings, habits: Habits | None =
     routes = [
         Route("/v1/chat/completions", openai.chat, methods=["POST"]),
         Route("/v1/completions", openai.completions, methods=["POST"]),
-        Route("/v1/models", openai.models, methods=["GET"]),
-        Route("/v1/models/{id:path}", openai.model, methods=["GET"]),
-        Route("/v1/kv", ops.kv, methods=["GET"]),
-        Route("/v1/kv/misses", misses.misses, methods=["GET"]),
-        Route("/v1/kv/events", feed.events, methods=["GET"]),
+        Route("/tokenize", ops.tokenize, methods=["POST"]),
+        Route("/detokenize", ops.detokenize, methods=["POST"]),
+        asked("/v1/models", openai.models),
+        asked("/v1/models/{id:path}", openai.model),
+        asked("/v1/kv", ops.kv),
+        asked("/v1/kv/misses", misses.misses),
+        asked("/v1/kv/events", feed.events, takes=("types",)),
         *Conversations(serves, texts).routes(),
+        asked("/version", ops.version),
+        asked("/load", ops.load),
+        asked("/metrics", ops.metrics),
+        asked("/reset_prefix_cache", ops.reset, ["POST"]),
+        # Probes take any query: a balancer may add one of its own, and a probe that fails gets the server restarted.
         Route("/health", ops.health, methods=["GET"]),
         Route("/ping", ops.health, methods=["GET", "POST"]),
         Route("/ready", ops.ready, methods=["GET"]),
-        Route("/version", ops.version, methods=["GET"]),
-        Route("/load", ops.load, methods=["GET"]),
-        Route("/metrics", ops.metrics, methods=["GET"]),
-        Route("/tokenize", ops.tokenize, methods=["POST"]),
-        Route("/detokenize", ops.detokenize, methods=["POST"]),
-        Route("/reset_prefix_cache", ops.reset, methods=["POST"]),
         *(Route(path, not_built, methods=METHODS) for path in UNBUILT),
     ]
     guards = [Middleware(RequestIds)]

@@ -15,6 +15,7 @@ from tenure.server.body import Strict, parse_object, validate
 from tenure.server.caller import Caller, caller_of
 from tenure.server.guards import require_json
 from tenure.server.pins import TTLS
+from tenure.server.query import asked
 from tenure.server.receipts import forgotten_object
 from tenure.server.replies import Json
 from tenure.server.serves import Change, Serves
@@ -40,10 +41,10 @@ class Conversations:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/kv/plan", self.plan, methods=["POST"]),
-            Route(BASE, self.list, methods=["GET"]),
-            *(Route(f"{BASE}/{{id:path}}/{change}", self.change, methods=["POST"]) for change in CHANGES),
-            Route(f"{BASE}/{{id:path}}", self.inspect, methods=["GET"]),
-            Route(f"{BASE}/{{id:path}}", self.delete, methods=["DELETE"]),
+            asked(BASE, self.list),
+            *(asked(f"{BASE}/{{id:path}}/{change}", self.change, ["POST"]) for change in CHANGES),
+            asked(f"{BASE}/{{id:path}}", self.inspect),
+            asked(f"{BASE}/{{id:path}}", self.delete, ["DELETE"]),
         ]
 
     async def plan(self, request: HttpRequest) -> Response:
