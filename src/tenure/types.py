@@ -98,6 +98,7 @@ class Sampling:
     top_k: int = 0
     seed: int = 0
     max_tokens: int | None = None
+    """None: what the context leaves. 0: the prompt is computed, no token is chosen."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[Token, ...] = ()
     ignore_eos: bool = False

@@ -91,6 +91,22 @@ def test_a_batch_says_what_its_prompts_say_alone(server: Running) -> None:
     assert together["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in alone)
 
 
+def test_a_prompt_is_scored_without_an_answer(server: Running) -> None:
+    """`max_tokens` 0 with `echo`: what the same prompt says with an answer behind it, and nothing of the answer."""
+    fields = {"echo": True, "logprobs": 2}
+    scored = server.complete("The sun is a star.", 0, **fields)
+    longer = server.complete("The sun is a star.", 3, **fields)
+    (choice,), size = scored["choices"], scored["usage"]["prompt_tokens"]
+    assert (choice["text"], choice["finish_reason"]) == ("The sun is a star.", "length")
+    for name, told in choice["logprobs"].items():
+        assert told == longer["choices"][0]["logprobs"][name][:size]
+        assert len(told) == size
+    assert (scored["usage"]["completion_tokens"], scored["kv"]["context_used"]) == (0, size)
+    assert (scored["timings"]["predicted_n"], scored["kv"]["limit_cause"]) == (0, "max_tokens")
+    plan = server.http.post("/v1/kv/plan", json={"prompt": "The sun is a star.", "echo": True, "max_tokens": 0}).json()
+    assert (plan["fits_now"], plan["answer"]["tokens"]) == (True, 0)
+
+
 def test_what_cannot_be_is_refused_before_the_engine_hears_of_it(server: Running) -> None:
     before = server.http.get("/v1/kv").json()["steps"]
     for field, value, word in (

@@ -213,7 +213,7 @@ def test_refusals_come_at_once_with_their_numbers() -> None:
         with pytest.raises(InvalidRequest, match="empty"):
             engine.submit(seen.ask([], 1))
         with pytest.raises(InvalidRequest, match="max_tokens"):
-            engine.submit(seen.ask([1], 0))
+            engine.submit(seen.ask([1], -1))
         refused = [fact.code for fact in engine.facts.since(0)[0] if isinstance(fact, RequestRefused)]
         assert refused == ["kv_capacity_exceeded", "queue_full"]
 

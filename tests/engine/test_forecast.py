@@ -105,7 +105,7 @@ def test_what_is_said_is_what_happens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize(("prompt", "answer"), [(8, 1), (8, 9), (10, 3), (11, 12), (12, 21)])
+@pytest.mark.parametrize(("prompt", "answer"), [(8, 0), (11, 0), (8, 1), (8, 9), (10, 3), (11, 12), (12, 21)])
 def test_blocks_of_all_answers_at_their_longest(n: int, prompt: int, answer: int) -> None:
     world = World(64, 4)
     request = Request("r", tuple(range(prompt)), Scope("fake"), Sampling(max_tokens=answer), n=n)

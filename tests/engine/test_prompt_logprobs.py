@@ -7,9 +7,9 @@ import pytest
 
 from engine.harness import Watched, english, model, watched
 from tenure.engine.shape import logprob
-from tenure.events import RequestStarted
+from tenure.events import RequestDone, RequestStarted, TokenFirst
 from tenure.sched.step import TOLD_ROWS
-from tenure.types import Logprob, Piece, Request, Sampling
+from tenure.types import Finish, Logprob, Piece, Request, Sampling
 
 PROMPT = english(130)
 TOP = 3
@@ -106,6 +106,59 @@ def test_quantised_blocks_are_seen_as_they_are_stored(codec: str) -> None:
         seen.run(seen.ask(PROMPT, 2))
         assert told(seen, seen.ask(PROMPT, 2, prompt_logprobs=TOP)) == first
         assert first != cold()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_prompt_alone(n: int) -> None:
+    """No token is chosen, counted or timed; what was computed is held for who comes next."""
+    expected = cold()
+    with watched(model(), canary_steps=1) as seen:
+        request = seen.ask(PROMPT, 0, n=n, prompt_logprobs=TOP, logprobs=TOP)
+        pieces, done = seen.engine.submit(request).result()
+        assert of(pieces) == expected
+        assert [(p.text, p.tokens, p.logprobs, p.finish, p.limit_cause) for p in pieces] == [
+            ("", (), (), Finish.LENGTH, "max_tokens")
+        ] * n
+        assert seen.traces == {}
+        assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(PROMPT), 0)
+        assert (done.receipt.computed_tokens, done.receipt.context_used) == (len(PROMPT), len(PROMPT))
+        assert (done.receipt.limit_cause, done.receipt.recomputed_tokens) == ("max_tokens", 0)
+        assert done.timings.predicted_n == 0
+        assert done.timings.prompt_ms > 0
+        told_of = [fact for fact in seen.engine.facts.since(0)[0] if isinstance(fact, RequestDone | TokenFirst)]
+        assert [getattr(fact, "ttft_s", 0) for fact in told_of] == [None]
+        answer = seen.ask(PROMPT, 8)
+        (after,) = seen.run(answer)
+        assert after.receipt.cached_tokens == len(PROMPT) - 1
+        assert after.receipt.miss is None
+        fresh = seen.trace(answer)
+    with watched(model()) as seen:
+        seen.run(again := seen.ask(PROMPT, 8))
+        assert seen.trace(again) == fresh
+
+
+def test_a_prompt_alone_without_logprobs_reuses_what_is_held() -> None:
+    with watched(model(), canary_steps=1) as seen:
+        seen.run(seen.ask(PROMPT, 4))
+        _, done = seen.engine.submit(seen.ask(PROMPT, 0)).result()
+        assert (done.receipt.cached_tokens, done.usage.completion_tokens) == (len(PROMPT) - 1, 0)
+        alone = Request("s1", tuple(PROMPT[:40]), seen.scope, Sampling(max_tokens=0), session_id="s", overflow="slide")
+        _, done = seen.engine.submit(alone).result()
+        assert (done.usage.completion_tokens, done.receipt.forgotten) == (0, ())
+        assert seen.engine.stats().predicted_start_s < 60.0
+
+
+def test_prompts_alone_in_chunks_beside_strangers_and_paused() -> None:
+    expected = cold()
+    with watched(model(), blocks=9, max_num_batched_tokens=40, max_step_ms=1e9, canary_steps=1) as seen:
+        strangers = [seen.engine.submit(seen.ask(english(30, 50 * i), 90)) for i in range(3)]
+        alone = [seen.engine.submit(seen.ask(PROMPT, 0, prompt_logprobs=TOP)) for _ in range(3)]
+        for handle in alone:
+            pieces, done = handle.result()
+            assert of(pieces) == expected
+            assert (done.error, done.usage.completion_tokens) == (None, 0)
+        for handle in strangers:
+            assert handle.result()[1].usage.completion_tokens == 90
 
 
 def test_in_python() -> None:

@@ -50,7 +50,7 @@ class Everything(RuleBasedStateMachine):
 
     @rule(
         head=st.integers(0, 9), rest=st.lists(st.integers(20, 22), min_size=1, max_size=9), tenant=tenants, name=names,
-        count=st.integers(1, 40), n=st.sampled_from([1, 1, 1, 2]), slides=st.booleans(), pinned=st.integers(0, 12),
+        count=st.integers(0, 40), n=st.sampled_from([1, 1, 1, 2]), slides=st.booleans(), pinned=st.integers(0, 12),
     )  # fmt: skip
     def ask(self, head: int, rest: list[int], **chosen: Any) -> None:
         request = f"r{len(self.asked)}"

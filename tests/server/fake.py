@@ -109,7 +109,8 @@ class FakeHandle:
         """Tell the scripted story, step by step, until its end or until it is cancelled."""
         script, request = self.script, self.request
         answer = list((script.text * script.repeat).encode())
-        want = min(len(answer), request.sampling.max_tokens or len(answer))
+        most = request.sampling.max_tokens
+        want = len(answer) if most is None else min(len(answer), most)
         await self._wait(script.prefill_s, script.hold)
         finish: Finish = script.finish or (Finish.LENGTH if want < len(answer) else Finish.STOP)
         cause: LimitCause | None = script.cause or ("max_tokens" if finish is Finish.LENGTH else None)
@@ -132,6 +133,9 @@ class FakeHandle:
                 self.news.put_nowait(Piece(index, text, (answer[at],), *ends, None, told, prompt))
             self.owner.tell_step(self)
             await asyncio.sleep(script.step_s)
+        if not want and not self.cancelled:
+            for index in range(request.n):
+                self.news.put_nowait(Piece(index, "", (), finish, cause, prompt_logprobs=self._told_prompt()))
         if self.cancelled:
             finish, cause = Finish.CANCELLED, None
         elif script.error_at is not None:

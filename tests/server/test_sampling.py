@@ -168,6 +168,43 @@ def test_echo_with_logprobs(server: Running) -> None:
     assert parts == [choice["logprobs"] for choice in whole]
 
 
+def test_an_echo_alone(server: Running) -> None:
+    """How OpenAI's clients score a prompt: `max_tokens` 0 gives its text and logprobs, and no token."""
+    server.play(text="never said")
+    scored: dict[str, Any] = {"prompt": ["Hi", [72, 111]], "echo": True, "max_tokens": 0, "logprobs": 1, "n": 2}
+    reply = server.complete(**scored).json()
+    assert [choice["text"] for choice in reply["choices"]] == ["Hi", "Hi", "Ho", "Ho"]
+    assert {choice["finish_reason"] for choice in reply["choices"]} == {"length"}
+    assert [choice["logprobs"]["tokens"] for choice in reply["choices"]] == [["<bos>", "H", "i"]] * 2 + [["H", "o"]] * 2
+    assert reply["choices"][0]["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+    assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (5, 0)
+    assert [handle.request.sampling.max_tokens for handle in server.fake.handles[:2]] == [0, 0]
+    assert reply["kv"]["limit_cause"] == "max_tokens"
+    chunks = [chunk for chunk in events(server.complete(**scored, stream=True)) if chunk["choices"]]
+    for index, whole in enumerate(reply["choices"]):
+        parts = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(part["text"] for part in parts) == whole["text"]
+        assert parts[-1]["finish_reason"] == "length"
+        told = [part["logprobs"] for part in parts if part["logprobs"]]
+        assert [token for part in told for token in part["tokens"]] == whole["logprobs"]["tokens"]
+    plain = server.complete(prompt="Hi", echo=True, max_tokens=0, return_token_ids=True).json()["choices"][0]
+    assert (plain["text"], plain["logprobs"], plain["token_ids"]) == ("Hi", None, [])
+    scored = server.client.completions.create(model="fake", prompt="Hi", echo=True, max_tokens=0, logprobs=0)
+    assert scored.choices[0].text == "Hi"
+
+
+def test_no_tokens_without_an_echo_is_refused(server: Running) -> None:
+    for reply in (server.complete(max_tokens=0), server.complete(max_tokens=0, echo=False)):
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "max_tokens")
+        assert "not 0; with echo: true" in error["message"]
+    error = server.chat(max_tokens=0).json()["error"]
+    assert (error["param"], error["code"]) == ("max_tokens", "invalid_request")
+    odd = server.complete(max_tokens=0, echo=True, min_tokens=1)
+    assert (odd.status_code, odd.json()["error"]["param"]) == (400, "min_tokens")
+    assert server.complete(max_tokens=-1, echo=True).status_code == 400
+
+
 def test_a_long_echo_is_no_sign_of_a_slow_reader(serve: Callable[..., Running]) -> None:
     server = serve(stream_buffer_bytes=4096)
     server.play(text="!")

@@ -408,7 +408,7 @@ class Engine(PythonApi):
         self.close()
 
     def _check_request(self, request: Request) -> None:
-        """What no policy decides: ids the model has, at least one token in and one out."""
+        """What no policy decides: ids the model has, at least one token in."""
         if self._loop.death is not None:
             raise EngineDead(f"the engine stopped: {self._loop.death}")
         if not request.tokens:
@@ -418,8 +418,8 @@ class Engine(PythonApi):
             raise InvalidRequest(f"a token id is not in 0..{vocab - 1}", param="prompt")
         if request.n < 1:
             raise InvalidRequest(f"n must be at least 1, not {request.n}", param="n")
-        if request.sampling.max_tokens is not None and request.sampling.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+        if request.sampling.max_tokens is not None and request.sampling.max_tokens < 0:
+            raise InvalidRequest("max_tokens must be at least 0", param="max_tokens")
         check_sampling(request.sampling, vocab)
 
     def _load_with_submitted(self) -> Load:

@@ -29,7 +29,7 @@ class Outlook:
         got = job.sequences[0].generated
         if job.clamped:
             self._tokens += LEARN * (got - self._tokens)
-        else:
+        elif job.granted:
             self._part += LEARN * (got / job.granted - self._part)
 
     def start_s(self, running: Iterable[Sequence], waiting: Iterable[Sequence], available: int, needed: int) -> float:

@@ -139,9 +139,9 @@ class Scheduler:
         start, end = slid_range(window.tokens, window.tokens)
         slides = request.overflow == "slide" and end > start  # what is tiny ends instead
         if slides:
-            granted, clamped = window.tokens if asked is None else max(1, asked), False
+            granted, clamped = window.tokens if asked is None else asked, False
         else:
-            granted = left if asked is None else max(1, min(asked, left))
+            granted = left if asked is None else min(asked, left)
             clamped = asked is None or asked > left
         job = Job(request, now, order(now, request.priority), granted, clamped, slides=window if slides else None)
         job.predicted_s = self.predicted_start_s(len(request.tokens))
@@ -252,8 +252,8 @@ class Scheduler:
         start, job = seq.computed, seq.job
         end = start + count
         return Rows(
-            seq.id, job.request.id, seq.index, start, seq.tokens[start:end], seq.lease.tables, sample, seq.generated,
-            job.request.sampling, seq.lease.open,
+            seq.id, job.request.id, seq.index, start, seq.tokens[start:end], seq.lease.tables,
+            sample and job.granted > 0, seq.generated, job.request.sampling, seq.lease.open,
         )  # fmt: skip
 
     def _budget(self, flight: Flight) -> RowBudget:
@@ -376,11 +376,12 @@ class Scheduler:
             job.pins = tuple(grants)
 
     def _sampled(self, seq: Sequence, result: StepResult, now: float, news: list[News]) -> None:
-        """One more token; the sequence ends when it is a stop or the last that was granted."""
-        job = seq.job
-        token = result.tokens[seq.id]
-        seq.tokens.append(token)
-        if job.first_token is None:
+        """One more token; the sequence ends when it is a stop or the last that was granted. With none granted it ends
+        as soon as its prompt is computed: nothing was chosen, and nothing is counted."""
+        job, token = seq.job, result.tokens[seq.id] if seq.job.granted else None
+        if token is not None:
+            seq.tokens.append(token)
+        if token is not None and job.first_token is None:
             job.first_token = now
             self._facts.emit(TokenFirst(now, job.request.id, now - job.arrived, tenant=seq.tenant))
         if seq.id in result.stopped:

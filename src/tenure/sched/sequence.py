@@ -120,7 +120,7 @@ class Job:
     order: float
     """Place in the queue: lower first."""
     granted: int
-    """Tokens that each answer may have; at least 1."""
+    """Tokens that each answer may have; 0: the prompt is computed, and that is all."""
     clamped: bool
     """The context leaves less than the client asked for (or asked nothing of)."""
     sequences: list[Sequence] = field(default_factory=list)

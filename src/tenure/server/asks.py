@@ -221,6 +221,7 @@ class ChatBody(CommonBody):
 
 class CompletionBody(CommonBody):
     prompt: Any
+    max_tokens: Annotated[int, Field(ge=0, lt=INT32)] | None = None
     add_special_tokens: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
@@ -314,6 +315,9 @@ def completion_ask(serves: Serves, fields: Mapping[str, Any], caller: Caller) ->
     refuse_unbuilt(fields, table)
     body = validate(CompletionBody, dict(fields))
     check_model(serves, body.model)
+    if body.max_tokens == 0 and not body.echo:
+        message = "max_tokens: should be greater than or equal to 1, not 0; with echo: true, 0 gives the prompt alone"
+        raise InvalidRequest(message, param="max_tokens")
     prompts = [Prompt(tuple(_tokens(serves, body, prompt)), ()) for prompt in body.prompt]
     if overflow_of(serves, body) == "slide":
         prompts = [slide(prompt, _window(serves, caller)) for prompt in prompts]
