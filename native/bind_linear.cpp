@@ -95,7 +95,7 @@ struct PyLinear {
 };
 
 void forward_into(PyLinear& self, const Floats2& x, MutableFloats2& y, int threads, const std::string& isa_name,
-                  const std::optional<Floats1>& bias, bool accumulate) {
+                  const std::optional<Floats1>& bias, bool accumulate, bool fine) {
     const std::size_t n = self.w.n, k = self.w.k;
     if (x.shape(1) != k) throw std::invalid_argument("x must have shape [m, k]");
     if (y.shape(0) != x.shape(0) || y.shape(1) != n) throw std::invalid_argument("y must have shape [m, n]");
@@ -103,7 +103,7 @@ void forward_into(PyLinear& self, const Floats2& x, MutableFloats2& y, int threa
     if (x.shape(0) > (1u << 24)) throw std::invalid_argument("x has too many rows");
     const Isa& chosen = isa_name.empty() ? isa() : isa_named(isa_name);
     const LinearCall call{x.data(), int64_t(k),  y.data(), int64_t(n), int(x.shape(0)), bias ? bias->data() : nullptr,
-                          accumulate};
+                          accumulate, fine};
     Scratch scratch;
     with_team(threads, self.team, [&](Team& team) { linear(self.w, call, scratch, team, chosen); });
 }
@@ -126,16 +126,19 @@ void bind_linear_class(nb::module_& m) {
              },
              "The weights as float32 [n, k].")
         .def("forward",
-             [](PyLinear& self, const Floats2& x, int threads, const std::string& isa, std::optional<Floats1> bias) {
+             [](PyLinear& self, const Floats2& x, int threads, const std::string& isa, std::optional<Floats1> bias,
+                bool fine) {
                  auto out = new_array<float>(x.shape(0), self.w.n);
                  MutableFloats2 y(out.data(), {x.shape(0), std::size_t(self.w.n)}, nb::handle());
-                 forward_into(self, x, y, threads, isa, bias, false);
+                 forward_into(self, x, y, threads, isa, bias, false, fine);
                  return out;
              },
              nb::arg("x"), nb::arg("threads") = 1, nb::arg("isa") = "", nb::arg("bias") = nb::none(),
-             "x [m, k] float32 -> y [m, n]; threads 0 = all cores, isa \"\" = the process's own.")
+             nb::arg("fine") = false,
+             "x [m, k] float32 -> y [m, n]; threads 0 = all cores, isa \"\" = the process's own. fine: int8 and int4 take "
+             "x in 15 bits instead of 8.")
         .def("forward_into", &forward_into, nb::arg("x"), nb::arg("y"), nb::arg("threads") = 1, nb::arg("isa") = "",
-             nb::arg("bias") = nb::none(), nb::arg("accumulate") = false,
+             nb::arg("bias") = nb::none(), nb::arg("accumulate") = false, nb::arg("fine") = false,
              "Writes y [m, n] in place, or adds to it.");
 }
 

@@ -131,8 +131,9 @@ const LinearKernels& kernels(const Isa& isa) {
 #endif
 }
 
-std::size_t prepared_stride(Format format, int k) {
-    std::size_t bytes = format == Format::bf16 ? (std::size_t(k) + 1) / 2 * 4 : std::size_t(k) + k / kGroup * 8;
+std::size_t prepared_stride(Format format, int k, bool fine) {
+    const std::size_t values = fine ? 2 * std::size_t(k) : k;
+    std::size_t bytes = format == Format::bf16 ? (std::size_t(k) + 1) / 2 * 4 : values + k / kGroup * 8;
     bytes = (bytes + 63) / 64 * 64;
     // Rows a multiple of 512 bytes apart would fight for the same few sets of the L1 cache.
     return bytes % 512 == 0 ? bytes + 64 : bytes;
@@ -140,7 +141,7 @@ std::size_t prepared_stride(Format format, int k) {
 
 // Fills scratch.x with the activations as `format` wants them; by all threads when there is enough to share.
 void prepare(const Linear& w, const LinearCall& call, Scratch& scratch, Team& team, const LinearKernels& kernel) {
-    const std::size_t stride = prepared_stride(w.format, w.k);
+    const std::size_t stride = prepared_stride(w.format, w.k, call.fine);
     scratch.x.reserve(stride * call.m);
     auto* rows = scratch.x.as<std::byte>();
     constexpr int kChunkValues = 4096;
@@ -148,7 +149,7 @@ void prepare(const Linear& w, const LinearCall& call, Scratch& scratch, Team& te
     const auto prepare_chunk = [&](int item, int) {
         const int end = std::min(call.m, (item + 1) * chunk);
         for (int r = item * chunk; r < end; ++r) {
-            kernel.prepare(w.format, call.x + r * call.x_stride, w.k, rows + r * stride);
+            kernel.prepare(w.format, call.fine, call.x + r * call.x_stride, w.k, rows + r * stride);
         }
     };
     team.run((call.m + chunk - 1) / chunk, prepare_chunk);
@@ -209,11 +210,11 @@ void linear(const Linear& w, const LinearCall& call, Scratch& scratch, Team& tea
     if (call.m <= 0) return;
     const LinearKernels& kernel = kernels(isa);
     Block block{&w, reinterpret_cast<const std::byte*>(call.x), call.x_stride * int64_t(sizeof(float)),
-                call.y, call.y_stride, call.bias, call.accumulate, 0, 0, 0, 0};
+                call.y, call.y_stride, call.bias, call.accumulate, call.fine, 0, 0, 0, 0};
     if (w.format != Format::f32) {
         prepare(w, call, scratch, team, kernel);
         block.x = scratch.x.as<std::byte>();
-        block.x_stride = int64_t(prepared_stride(w.format, w.k));
+        block.x_stride = int64_t(prepared_stride(w.format, w.k, call.fine));
     }
     // An item is a run of panels for a chunk of rows: enough items that a thread which is taken away leaves little
     // behind, not so many that claiming them shows; rows few enough to stay in the L2 cache beside a panel.

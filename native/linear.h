@@ -19,7 +19,7 @@ namespace tenure {
 // bf16: x is rounded to bf16 (nearest even), products are summed in f32.
 // int8: value = scale * q, q in -128..127, groups of 32 along K with one f16 scale (GGUF Q8_0, bit for bit).
 // int4: value = scale * q + min, q in 0..15, groups of 32 along K, scale and min f16 (Q4_1; Q4_0 with min = -8 * scale).
-// int8 and int4 quantise x to 8 bits with one f32 scale per 32 values.
+// int8 and int4 quantise x to 8 bits with one f32 scale per 32 values, or to 15 bits for a `fine` call.
 enum class Format : uint8_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
 
 // By name ("f32", "bf16", "int8", "int4"); throws std::invalid_argument when unknown.
@@ -63,6 +63,7 @@ struct LinearCall {
     int m;
     const float* bias = nullptr;  // [n] or none
     bool accumulate = false;      // y += x Wᵀ (+ bias) instead of y = …
+    bool fine = false;            // int8 and int4: x in 15 bits instead of 8, for twice the integer products
 };
 
 // x and y must not overlap. m = 0 does nothing.

@@ -63,8 +63,20 @@ inline __attribute__((always_inline)) void dot_group(const std::byte* q, const s
     }
 }
 
-// R rows by 16 outputs of a panel (half 0 or 1): the same fma per group, in the same order, as every other path.
+// Fine rows: dot = 128 * dot + that of the low values.
 template <Format F, int R>
+inline __attribute__((always_inline)) void add_low(const std::byte* q, const std::byte* low, int64_t stride,
+                                                   __m256i (&dot)[R][2]) {
+    __m256i of_low[R][2];
+    dot_group<F, R>(q, low, stride, of_low);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < 2; ++v) dot[r][v] = _mm256_add_epi32(_mm256_slli_epi32(dot[r][v], 7), of_low[r][v]);
+    }
+}
+
+// R rows by 16 outputs of a panel (half 0 or 1): the same fma per group, in the same order, as every other path.
+template <Format F, bool Fine, int R>
 __attribute__((noinline)) void grouped_tile(const Block& b, int row, int panel, int half, float (*out)[kPanel]) {
     constexpr bool int4 = F == Format::int4;
     constexpr std::size_t kBytes = int4 ? kInt4GroupBytes : kInt8GroupBytes;
@@ -72,7 +84,7 @@ __attribute__((noinline)) void grouped_tile(const Block& b, int row, int panel, 
     const int groups = b.w->k / kGroup;
     const std::byte* w = b.w->data.as<std::byte>() + panel * b.w->panel_bytes();
     const std::byte* x = b.x + row * b.x_stride;
-    const std::byte* scale = x + b.w->k;
+    const std::byte* scale = x + (Fine ? 2 : 1) * b.w->k;
     const std::byte* extra = scale + groups * 4;
     __m256 sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
@@ -82,6 +94,7 @@ __attribute__((noinline)) void grouped_tile(const Block& b, int row, int panel, 
             _mm_prefetch(reinterpret_cast<const char*>(w + line + 4096), _MM_HINT_T1);
         }
         dot_group<F, R>(w + kHeader + 64 * half, x, b.x_stride, dot);
+        if constexpr (Fine) add_low<F, R>(w + kHeader + 64 * half, x + b.w->k, b.x_stride, dot);
 #pragma GCC unroll 2
         for (int v = 0; v < 2; ++v) {
             const auto* halves = reinterpret_cast<const __m128i*>(w + 32 * half + 16 * v);
@@ -106,7 +119,7 @@ __attribute__((noinline)) void grouped_tile(const Block& b, int row, int panel, 
 }
 
 // Calls finish(row, panel, sums) for every row of every panel of the block.
-template <Format F, class Finish>
+template <Format F, bool Fine, class Finish>
 void multiply_grouped(const Block& b, Finish finish) {
     constexpr int kRows = F == Format::int4 ? 4 : 2;
     alignas(64) float sums[kRows][kPanel];
@@ -115,9 +128,9 @@ void multiply_grouped(const Block& b, Finish finish) {
             const int rows = b.row1 - row >= kRows ? kRows : 1;
             for (int half = 0; half < 2; ++half) {
                 if (rows == kRows) {
-                    grouped_tile<F, kRows>(b, row, panel, half, sums);
+                    grouped_tile<F, Fine, kRows>(b, row, panel, half, sums);
                 } else {
-                    grouped_tile<F, 1>(b, row, panel, half, sums);
+                    grouped_tile<F, Fine, 1>(b, row, panel, half, sums);
                 }
             }
             for (int r = 0; r < rows; ++r) finish(row + r, panel, sums[r]);

@@ -121,13 +121,25 @@ TENURE_INLINE void dot_group(const std::byte* q, const std::byte* x, int64_t str
     }
 }
 
+// Fine rows: dot = 128 * dot + that of the low values (+ the rows' bias).
+template <Format F, int R>
+TENURE_INLINE void dot_low(const std::byte* q, const std::byte* low, const std::byte* bias, int64_t stride,
+                           __m512i (&dot)[R][2]) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+        const __m512i more = bias ? broadcast32(bias + r * stride) : _mm512_setzero_si512();
+        for (__m512i& sum : dot[r]) sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 7), more);
+    }
+    dot_group<F, R>(q, low, stride, dot);
+}
+
 TENURE_INLINE __m512 halves(const std::byte* at) {
     return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(at)));
 }
 
 // int8 and int4: per group one integer dot product, then sum = fma(dot, scale_w * scale_x, sum) and, for int4,
-// sum = fma(min_w, scale_x * sum_x, sum).
-template <Format F, int R>
+// sum = fma(min_w, scale_x * sum_x, sum). The dot product of fine rows is one of their high and one of their low values.
+template <Format F, bool Fine, int R>
 TENURE_INLINE void grouped_tile(const Block& b, int row, int panel) {
     constexpr bool int4 = F == Format::int4;
     constexpr std::size_t kBytes = int4 ? kInt4GroupBytes : kInt8GroupBytes;
@@ -135,7 +147,7 @@ TENURE_INLINE void grouped_tile(const Block& b, int row, int panel) {
     const int groups = b.w->k / kGroup;
     const std::byte* w = b.w->data.as<std::byte>() + panel * b.w->panel_bytes();
     const std::byte* x = b.x + row * b.x_stride;
-    const std::byte* scale = x + b.w->k;       // per group, as PreparedRow lays them out
+    const std::byte* scale = x + (Fine ? 2 : 1) * b.w->k;  // per group, as PreparedRow lays them out
     const std::byte* extra = scale + groups * 4;
     __m512 sum[R][2];
 #pragma GCC unroll 12
@@ -144,10 +156,13 @@ TENURE_INLINE void grouped_tile(const Block& b, int row, int panel) {
         __m512i dot[R][2];
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
-            dot[r][0] = dot[r][1] = int4 ? _mm512_setzero_si512() : broadcast32(extra + r * b.x_stride);
+            dot[r][0] = dot[r][1] = int4 || Fine ? _mm512_setzero_si512() : broadcast32(extra + r * b.x_stride);
         }
         for (std::size_t line = 0; line < kHeader; line += 64) fetch(w + ahead<F, R>() + line);
         dot_group<F, R>(w + kHeader, x, b.x_stride, dot);
+        if constexpr (Fine) {
+            dot_low<F, R>(w + kHeader, x + b.w->k, int4 ? nullptr : extra, b.x_stride, dot);
+        }
 #pragma GCC unroll 2
         for (int j = 0; j < 2; ++j) {
             const __m512 scale_w = halves(w + 32 * j);
@@ -173,10 +188,10 @@ constexpr int most_rows() {
 }
 
 // One function per tile height: large enough that a call is nothing, small enough for the compiler to do well.
-template <Format F, int R>
+template <Format F, bool Fine, int R>
 __attribute__((noinline)) void tile(const Block& b, int row, int panel) {
     if constexpr (F == Format::int8 || F == Format::int4) {
-        grouped_tile<F, R>(b, row, panel);
+        grouped_tile<F, Fine, R>(b, row, panel);
     } else {
         plain_tile<F, R>(b, row, panel);
     }
@@ -184,22 +199,22 @@ __attribute__((noinline)) void tile(const Block& b, int row, int panel) {
 
 using Tile = void (*)(const Block&, int, int);
 
-template <Format F, int... R>
+template <Format F, bool Fine, int... R>
 constexpr Tile pick(int rows, std::integer_sequence<int, R...>) {
-    constexpr Tile tiles[] = {tile<F, R + 1>...};
+    constexpr Tile tiles[] = {tile<F, Fine, R + 1>...};
     return tiles[rows - 1];
 }
 
 // Rows in tiles of nearly equal height, so that 13 rows are 7 + 6 and not 12 + 1; but the first tile, which brings a
 // panel in for all of them, high enough to fetch far ahead when there are rows for that.
-template <Format F>
+template <Format F, bool Fine = false>
 void multiply_format(const Block& b) {
     constexpr int most = most_rows<F>(), enough = kMostWaiting[static_cast<int>(F)] + 1;
     for (int panel = b.panel0; panel < b.panel1; ++panel) {
         for (int row = b.row0; row < b.row1;) {
             const int left = b.row1 - row, tiles = (left + most - 1) / most;
             const int rows = std::min(left, std::max(enough, (left + tiles - 1) / tiles));
-            pick<F>(rows, std::make_integer_sequence<int, most>())(b, row, panel);
+            pick<F, Fine>(rows, std::make_integer_sequence<int, most>())(b, row, panel);
             row += rows;
         }
     }
@@ -209,8 +224,10 @@ void multiply(const Block& b) {
     switch (b.w->format) {
         case Format::f32: return multiply_format<Format::f32>(b);
         case Format::bf16: return multiply_format<Format::bf16>(b);
-        case Format::int8: return multiply_format<Format::int8>(b);
-        case Format::int4: return multiply_format<Format::int4>(b);
+        case Format::int8:
+            return b.fine ? multiply_format<Format::int8, true>(b) : multiply_format<Format::int8>(b);
+        case Format::int4:
+            return b.fine ? multiply_format<Format::int4, true>(b) : multiply_format<Format::int4>(b);
     }
 }
 
@@ -232,19 +249,31 @@ TENURE_INLINE float magnitude(__m512 a, __m512 b) {
     return value;
 }
 
-template <bool Int4>
+TENURE_INLINE void store_bytes(int8_t* to, __m512i values) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(values));
+}
+
+// Splits what is left in `q` of a fine row: low values are stored, high ones returned.
+TENURE_INLINE __m512i store_low(int8_t* to, __m512i q) {
+    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(kLowValues / 2)), 7);
+    store_bytes(to, _mm512_sub_epi32(q, _mm512_slli_epi32(high, 7)));
+    return high;
+}
+
+template <bool Int4, bool Fine>
 void prepare_grouped(const float* x, int k, std::byte* bytes) {
-    const PreparedRow row(bytes, k);
+    constexpr float kMost = Fine ? kMostFineQ : kMostQ;
+    const PreparedRow row(bytes, k, Fine);
     for (int g = 0; g < k / kGroup; ++g) {
         const __m512 a = _mm512_loadu_ps(x + g * kGroup), b = _mm512_loadu_ps(x + g * kGroup + 16);
         const float most = magnitude(a, b);
         const bool zero = most < kTiny;
-        const __m512 inverse = _mm512_set1_ps(zero ? 0.0f : 127.0f / most);
+        const __m512 inverse = _mm512_set1_ps(zero ? 0.0f : kMost / most);
         const __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
         const __m512i qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(row.q + g * kGroup), _mm512_cvtepi32_epi8(qa));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(row.q + g * kGroup + 16), _mm512_cvtepi32_epi8(qb));
-        const float scale = zero ? 0.0f : most / 127.0f;
+        store_bytes(row.q + g * kGroup, Fine ? store_low(row.low + g * kGroup, qa) : qa);
+        store_bytes(row.q + g * kGroup + 16, Fine ? store_low(row.low + g * kGroup + 16, qb) : qb);
+        const float scale = zero ? 0.0f : most / kMost;
         const int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(qa, qb));
         row.scale[g] = scale;
         if constexpr (Int4) {
@@ -255,10 +284,10 @@ void prepare_grouped(const float* x, int k, std::byte* bytes) {
     }
 }
 
-void prepare(Format format, const float* x, int k, std::byte* row) {
+void prepare(Format format, bool fine, const float* x, int k, std::byte* row) {
     if (format == Format::bf16) return prepare_bf16(x, k, row);
-    if (format == Format::int4) return prepare_grouped<true>(x, k, row);
-    prepare_grouped<false>(x, k, row);
+    if (format == Format::int4) return fine ? prepare_grouped<true, true>(x, k, row) : prepare_grouped<true, false>(x, k, row);
+    fine ? prepare_grouped<false, true>(x, k, row) : prepare_grouped<false, false>(x, k, row);
 }
 
 }  // namespace

@@ -24,20 +24,26 @@ constexpr std::size_t kInt4GroupBytes = 2 * kScaleBytes + kPanel * kGroup / 2;
 //   bf16  k values, an odd k padded with a zero
 //   int8  k values q, then per group: scale f32[k/32], then int32 -128 * sum(q), which undoes the + 128 of the weights
 //   int4  k values q, then per group: scale f32[k/32], then f32 scale * sum(q), which meets the min of the weights
+// A fine row has a second k values behind the first: q = 128 * high + low, the low ones in -64..63. So 15 bits are two
+// exact dot products of 8, put together as integers.
+constexpr int kLowValues = 128;
+constexpr float kMostQ = 127, kMostFineQ = kMostQ * kLowValues;
+
 struct PreparedRow {
     int8_t* q;
+    int8_t* low;  // fine only
     float* scale;
     union {
         int32_t* bias;  // int8
         float* sum;     // int4
     };
 
-    PreparedRow(std::byte* row, int k)
-        : q(reinterpret_cast<int8_t*>(row)), scale(reinterpret_cast<float*>(row + k)),
-          sum(reinterpret_cast<float*>(row + k) + k / kGroup) {}
+    PreparedRow(std::byte* row, int k, bool fine)
+        : q(reinterpret_cast<int8_t*>(row)), low(q + k), scale(reinterpret_cast<float*>(row + (fine ? 2 : 1) * k)),
+          sum(scale + k / kGroup) {}
 };
 
-// Below this a group counts as zero: 127 / amax must not overflow, and such values move no output.
+// Below this a group counts as zero: kMostFineQ / amax must not overflow, and such values move no output.
 constexpr float kTiny = 1e-30f;
 
 // The part of y that one work item computes: rows [row0, row1) of panels [panel0, panel1).
@@ -49,12 +55,13 @@ struct Block {
     int64_t y_stride;  // floats
     const float* bias;
     bool accumulate;
+    bool fine;
     int row0, row1, panel0, panel1;
 };
 
 struct LinearKernels {
     // Rounds or quantises one row of k values (not for f32).
-    void (*prepare)(Format format, const float* x, int k, std::byte* row);
+    void (*prepare)(Format format, bool fine, const float* x, int k, std::byte* row);
     void (*multiply)(const Block& block);
 };
 

@@ -3,7 +3,7 @@
 //
 // A group of 32 inputs is first expanded to f32, 32 by 32 outputs, and then meets all rows. Products of quantised values
 // and their sums stay below 2^24, so f32 arithmetic on them is exact and equals the integer dot product of the AVX-512
-// path bit for bit.
+// path bit for bit. Fine rows take two such sums, of high and of low values.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -129,6 +129,19 @@ inline float x_value(Format format, const std::byte* row, int i) {
     return static_cast<float>(load<int8_t>(row + i));
 }
 
+// Adds the products of the `count` values from `first` on of R rows.
+template <int R>
+inline void add_products(const Block& b, const Group& group, int first, int count, int row, Floats (&sum)[R][kVectors]) {
+    for (int i = 0; i < count; ++i) {
+        for (int r = 0; r < R; ++r) {
+            const Floats x = splat(x_value(b.w->format, b.x + (row + r) * b.x_stride, first + i));
+            for (int v = 0; v < kVectors; ++v) {
+                sum[r][v] = multiply_add(load<Floats>(&group.w[i][v * kLanes]), x, sum[r][v]);
+            }
+        }
+    }
+}
+
 // Adds one group's part to R rows of sums [.., kPanel].
 template <int R>
 void add_group(const Block& b, const Group& group, int g, int count, int row, float (*sums)[kPanel]) {
@@ -138,16 +151,16 @@ void add_group(const Block& b, const Group& group, int g, int count, int row, fl
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < kVectors; ++v) sum[r][v] = grouped ? Floats{} : load<Floats>(&sums[r][v * kLanes]);
     }
-    for (int i = 0; i < count; ++i) {
+    add_products<R>(b, group, g * kGroup, count, row, sum);
+    if (grouped && b.fine) {  // 128 * the sum of the high values is exact, and so is that of the low ones
+        Floats low[R][kVectors] = {};
+        add_products<R>(b, group, b.w->k + g * kGroup, count, row, low);
         for (int r = 0; r < R; ++r) {
-            const Floats x = splat(x_value(format, b.x + (row + r) * b.x_stride, g * kGroup + i));
-            for (int v = 0; v < kVectors; ++v) {
-                sum[r][v] = multiply_add(load<Floats>(&group.w[i][v * kLanes]), x, sum[r][v]);
-            }
+            for (int v = 0; v < kVectors; ++v) sum[r][v] = multiply_add(sum[r][v], splat(kLowValues), low[r][v]);
         }
     }
     for (int r = 0; r < R; ++r) {
-        const std::byte* scales = b.x + (row + r) * b.x_stride + b.w->k;
+        const std::byte* scales = b.x + (row + r) * b.x_stride + (b.fine ? 2 : 1) * b.w->k;
         const Floats scale_x = grouped ? splat(load<float>(scales + 4 * g)) : Floats{};
         for (int v = 0; v < kVectors; ++v) {
             Floats total = sum[r][v];
@@ -200,8 +213,14 @@ void multiply_expanded(const Block& b) {
 void multiply(const Block& b) {
 #if defined(__AVX2__)
     const auto finish_row = [&](int row, int panel, const float* sums) { finish(b, row, panel, sums); };
-    if (b.w->format == Format::int8) return multiply_grouped<Format::int8>(b, finish_row);
-    if (b.w->format == Format::int4) return multiply_grouped<Format::int4>(b, finish_row);
+    if (b.w->format == Format::int8) {
+        return b.fine ? multiply_grouped<Format::int8, true>(b, finish_row)
+                      : multiply_grouped<Format::int8, false>(b, finish_row);
+    }
+    if (b.w->format == Format::int4) {
+        return b.fine ? multiply_grouped<Format::int4, true>(b, finish_row)
+                      : multiply_grouped<Format::int4, false>(b, finish_row);
+    }
 #endif
     multiply_expanded(b);
 }
@@ -220,29 +239,34 @@ void prepare_bf16(const float* x, int k, std::byte* row) {
     }
 }
 
-void prepare_group(const float* x, int8_t* q, float& scale, int32_t& sum) {
+// Quantises 32 values; `low` is null unless the row is fine.
+void prepare_group(const float* x, int8_t* q, int8_t* low, float& scale, int32_t& sum) {
+    const float most_q = low ? kMostFineQ : kMostQ;
     // Magnitudes compared as integers, so that a NaN, larger than everything, is not lost on the way.
     uint32_t most_bits = 0;
     for (int i = 0; i < kGroup; ++i) most_bits = std::max(most_bits, load<uint32_t>(x + i) & 0x7fffffff);
     const float most = load<float>(&most_bits);
     const bool zero = most < kTiny;
-    const float inverse = zero ? 0.0f : 127.0f / most;
-    scale = zero ? 0.0f : most / 127.0f;
+    const float inverse = zero ? 0.0f : most_q / most;
+    scale = zero ? 0.0f : most / most_q;
     sum = 0;
     for (int i = 0; i < kGroup; ++i) {
         const float v = x[i] * inverse;
         // Not true of NaN and infinity: the scale carries those.
-        q[i] = std::fabs(v) < 127.5f ? static_cast<int8_t>(std::nearbyint(v)) : int8_t(0);
-        sum += q[i];
+        const int value = std::fabs(v) < most_q + 0.5f ? static_cast<int>(std::nearbyint(v)) : 0;
+        const int high = low ? (value + kLowValues / 2) >> 7 : value;
+        if (low) low[i] = static_cast<int8_t>(value - high * kLowValues);
+        q[i] = static_cast<int8_t>(high);
+        sum += value;
     }
 }
 
-void prepare(Format format, const float* x, int k, std::byte* bytes) {
+void prepare(Format format, bool fine, const float* x, int k, std::byte* bytes) {
     if (format == Format::bf16) return prepare_bf16(x, k, bytes);
-    const PreparedRow row(bytes, k);
+    const PreparedRow row(bytes, k, fine);
     for (int g = 0; g < k / kGroup; ++g) {
         int32_t sum;
-        prepare_group(x + g * kGroup, row.q + g * kGroup, row.scale[g], sum);
+        prepare_group(x + g * kGroup, row.q + g * kGroup, fine ? row.low + g * kGroup : nullptr, row.scale[g], sum);
         if (format == Format::int4) {
             row.sum[g] = row.scale[g] * static_cast<float>(sum);
         } else {

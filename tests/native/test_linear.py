@@ -43,28 +43,29 @@ def shapes(fmt: str) -> tuple[tuple[int, int], ...]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_equals_the_oracle_within_float32_summation(fmt: oracle.Format, isa: str) -> None:
+def test_equals_the_oracle_within_float32_summation(fmt: oracle.Format, fine: bool, isa: str) -> None:
     for n, k in shapes(fmt):
         weights, x = make_weights(fmt, n, k), make_rows(19, k)
-        want = oracle.linear(weights, x)
-        got = pack(weights).forward(x, threads=1, isa=isa)
+        want = oracle.linear(weights, x, fine)
+        got = pack(weights).forward(x, threads=1, isa=isa, fine=fine)
         assert got.shape == (19, n)
         assert (np.abs(got - want.y) <= want.bound).all(), (n, k)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_a_row_does_not_depend_on_its_company(fmt: oracle.Format, isa: str) -> None:
+@pytest.mark.parametrize(("fmt", "fine"), [*((fmt, False) for fmt in FORMATS), ("int8", True), ("int4", True)])
+def test_a_row_does_not_depend_on_its_company(fmt: oracle.Format, fine: bool, isa: str) -> None:
     """Bit for bit, for every number of rows, every position and one or two threads."""
     k = 192
     layer = pack(make_weights(fmt, 97, k))
     x = make_rows(max(ROWS), k)
-    alone = np.concatenate([layer.forward(x[r : r + 1], threads=1, isa=isa) for r in range(len(x))])
+    alone = np.concatenate([layer.forward(x[r : r + 1], threads=1, isa=isa, fine=fine) for r in range(len(x))])
     for m in ROWS:
         for first in {0, 1, len(x) - m} if m < len(x) else {0}:
             for threads in (1, 2):
-                got = layer.forward(x[first : first + m], threads=threads, isa=isa)
+                got = layer.forward(x[first : first + m], threads=threads, isa=isa, fine=fine)
                 assert np.array_equal(got, alone[first : first + m]), (m, first, threads)
 
 
@@ -92,8 +93,17 @@ def test_deep_layers_in_small_row_chunks_are_invariant(fmt: oracle.Format) -> No
 @pytest.mark.parametrize("fmt", ["f32", "int8", "int4"])
 def test_instruction_sets_with_fma_agree_to_the_bit(fmt: oracle.Format) -> None:
     layer, x = pack(make_weights(fmt, 100, 576)), make_rows(17, 576)
-    results = [layer.forward(x, isa=isa) for isa in ISAS if isa != "portable"]
-    assert all(np.array_equal(results[0], other) for other in results)
+    for fine in (False, True):
+        results = [layer.forward(x, isa=isa, fine=fine) for isa in ISAS if isa != "portable"]
+        assert all(np.array_equal(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("fmt", ["int8", "int4"])
+def test_fifteen_bits_are_a_hundred_times_nearer_than_eight(fmt: oracle.Format) -> None:
+    weights, x = make_weights(fmt, 100, 576), make_rows(17, 576)
+    exact = x.astype(np.float64) @ oracle.dequantise(weights).astype(np.float64).T
+    off = {fine: np.abs(pack(weights).forward(x, fine=fine) - exact).mean() for fine in (False, True)}
+    assert off[True] < off[False] / 100
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -147,26 +157,28 @@ def test_nothing_is_written_beside_the_outputs(fmt: oracle.Format, isa: str) -> 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_a_poisoned_row_shows_it_and_spares_the_others(fmt: oracle.Format, isa: str, poison: float) -> None:
+def test_a_poisoned_row_shows_it_and_spares_the_others(fmt: oracle.Format, isa: str, fine: bool, poison: float) -> None:
     layer, x = pack(make_weights(fmt, 40, 96)), make_rows(9, 96)
-    clean = layer.forward(x, isa=isa)
+    clean = layer.forward(x, isa=isa, fine=fine)
     x[4, 70] = poison
-    got = layer.forward(x, isa=isa)
+    got = layer.forward(x, isa=isa, fine=fine)
     assert not np.isfinite(got[4]).any()
     assert np.array_equal(np.delete(got, 4, 0), np.delete(clean, 4, 0))
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("fmt", ["int8", "int4"])
-def test_zero_and_vanishing_groups(fmt: oracle.Format, isa: str) -> None:
+def test_zero_and_vanishing_groups(fmt: oracle.Format, isa: str, fine: bool) -> None:
     layer, x = pack(make_weights(fmt, 40, 96)), make_rows(3, 96)
     x[0] = 0
     x[1, 32:64] = 1e-38
-    got = layer.forward(x, isa=isa)
+    got = layer.forward(x, isa=isa, fine=fine)
     assert (got[0] == 0).all()
     x[1, 32:64] = 0
-    assert np.array_equal(got, layer.forward(x, isa=isa))
+    assert np.array_equal(got, layer.forward(x, isa=isa, fine=fine))
 
 
 def test_no_rows_is_an_empty_result() -> None:

@@ -49,14 +49,15 @@ def from_half(bits: Bits) -> Floats:
     return bits.view(np.float16).astype(np.float32)
 
 
-def quantise_rows(x: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Activations [m, k] to signed 8 bits [m, k] with one scale per 32 values [m, k / 32]."""
+def quantise_rows(x: Floats, fine: bool = False) -> tuple[NDArray[np.int16], Floats]:
+    """Activations [m, k] to signed 8 bits (`fine`: 15) [m, k] with one scale per 32 values [m, k / 32]."""
+    largest = np.float32(127 * 128 if fine else 127)
     groups = x.reshape(x.shape[0], -1, GROUP)
     most = np.abs(groups).max(axis=-1)
     zero = most < TINY
-    inverse = np.where(zero, np.float32(0), np.float32(127) / np.where(zero, np.float32(1), most))
-    q = np.rint(groups * inverse[..., None]).astype(np.int8)
-    scale = np.where(zero, np.float32(0), most / np.float32(127)).astype(np.float32)
+    inverse = np.where(zero, np.float32(0), largest / np.where(zero, np.float32(1), most))
+    q = np.rint(groups * inverse[..., None]).astype(np.int16)
+    scale = np.where(zero, np.float32(0), most / largest).astype(np.float32)
     return q.reshape(x.shape), scale
 
 
@@ -75,20 +76,20 @@ def dequantise(weights: Weights) -> Floats:
     return values.reshape(q.shape).astype(np.float32)
 
 
-def linear(weights: Weights, x: Floats) -> Product:
+def linear(weights: Weights, x: Floats, fine: bool = False) -> Product:
     """y = x Wᵀ for x [m, k], with the activations rounded or quantised as the format asks."""
     if weights.format in ("f32", "bf16"):
         w = dequantise(weights).astype(np.float64)
         rounded = x if weights.format == "f32" else from_bf16(to_bf16(x))
         wide = rounded.astype(np.float64)
         return Product(wide @ w.T, (x.shape[1] + 1) * EPSILON * (np.abs(wide) @ np.abs(w).T))
-    return _linear_grouped(weights, x)
+    return _linear_grouped(weights, x, fine)
 
 
-def _linear_grouped(weights: Weights, x: Floats) -> Product:
+def _linear_grouped(weights: Weights, x: Floats, fine: bool) -> Product:
     """int8 and int4: exact dot products inside a group, one or two float32 fma per group."""
     assert weights.scale is not None
-    q, scale_x = quantise_rows(x)
+    q, scale_x = quantise_rows(x, fine)
     m, groups = scale_x.shape
     n = weights.w.shape[0]
     dots = np.einsum(
