@@ -109,7 +109,8 @@ class RequestStarted(Fact):
     predicted_s: float = 0.0
     """The wait that was predicted when it arrived, to be held against `queue_s`."""
     recomputed_tokens: int = 0
-    """Of the prompt's tokens that are computed now, those that were held once and lost."""
+    """Of the prompt's tokens that are computed now, those that were held once, or are and do not serve."""
+    recomputed_why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

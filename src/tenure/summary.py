@@ -49,7 +49,7 @@ RESIDENCY = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 30, 6
 # fmt: on
 TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
-HELD = ("expired", "corrupt", "window", "recoded", "prompt_logprobs")
+HELD = ("expired", "corrupt", "window", "recoded", "below_minimum", "prompt_logprobs")
 """Reasons of a miss, beside `evicted`, for which tokens are computed again."""
 MAX_GONE_LABELS = 256
 """Distinct (tier, fate, by, reason) that are told apart; later ones are counted under the reason `other`."""
@@ -171,7 +171,7 @@ def _started(s: Summary, fact: RequestStarted) -> None:
     s.prefix_hits += fact.cached_tokens
     s.queue.observe(fact.queue_s)
     s.prediction_error.observe(abs(fact.queue_s - fact.predicted_s))
-    s.recomputed[fact.miss if fact.miss in HELD else "evicted"] += fact.recomputed_tokens
+    s.recomputed[fact.recomputed_why or "evicted"] += fact.recomputed_tokens
     if fact.miss is not None:
         s.misses[fact.miss] += 1
 

@@ -75,7 +75,7 @@ def test_the_cache_tells_what_is_lost() -> None:
     bench.cache = cache
     told = list(range(1, 15))
     bench.visit(told)
-    assert cache.lost(SCOPE, told, 12) == cache.lost(SCOPE, [9, 9, 9, 9, 9], 0)
+    assert cache.lost(SCOPE, told, 13) == cache.lost(SCOPE, [9, 9, 9, 9, 9], 0)
     bench.visit(range(50, 62))
     assert cache.match(SCOPE, told).tokens == 4
     lost = cache.lost(SCOPE, told, 4)

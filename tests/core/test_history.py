@@ -66,9 +66,21 @@ def test_a_codec_without_heads_tells_of_less_than_a_block_too() -> None:
     assert past.explain(short, 0) == Miss("cold", 0, 0)
     remember(past, short, [70, 71])
     assert past.explain(short, 0) is None  # its block is full by now
-    gone = Lost(2, Ghost(3.0, "lru", "evicted", Key(b""), b""), older=False)
+    gone = Lost(2, "evicted", Ghost(3.0, "lru", "evicted", Key(b""), b""), older=False)
     miss = past.explain(short, 0, gone, 5.0)
     assert miss is not None and (miss.reason, miss.at_token, miss.by, miss.ago_s) == ("evicted", 0, "lru", 2.0)
+
+
+def test_of_a_block_that_serves_only_whole_the_head_is_a_miss_of_its_own() -> None:
+    """Where nothing differs: a text that does says more."""
+    past = history(heads=False)
+    remember(past, chat(SYSTEM, ASKED), [70, 71])
+    head = Lost(2, "below_minimum", None, older=False)
+    assert past.explain(chat(SYSTEM, ASKED[:2]), 4, head) == Miss("below_minimum", 4, 0)
+    assert past.explain(chat(SYSTEM, [ASKED[0], 99, 98, 97]), 4, head).reason == "cold"  # type: ignore[union-attr]
+    assert History(B, heads=False, why_not=why_not).explain(chat([1, 2, 3]), 0, head) == Miss("below_minimum", 0, 0)
+    known = past.explain(chat(SYSTEM, ASKED), 0, head)  # whole blocks are gone too, for a reason nobody remembers
+    assert known is not None and known.reason == "unknown"
 
 
 @pytest.mark.parametrize("session", [None, "s"])

@@ -79,16 +79,23 @@ class FakeDevice:
         context = tuple(self.contexts[rows.request, rows.index])
         assert tuple(rows.tokens) == context[rows.start : rows.start + len(rows.tokens)]
         for position in range(rows.start, rows.start + len(rows.tokens)):
-            for table in rows.tables:
-                self.held[table[position // self.size]][position % self.size] = context[: position + 1]
             self.computed[context[: position + 1]] += 1
+            if rows.open is None:
+                for table in rows.tables:
+                    self.held[table[position // self.size]][position % self.size] = context[: position + 1]
+                continue
+            self.held[rows.open][position % self.size] = context[: position + 1]
+            if (position + 1) % self.size == 0:  # it is full, and stored
+                for table in rows.tables:
+                    self.held[table[position // self.size]] = list(self.held[rows.open])
 
     def _read(self, rows: Rows) -> Context:
         end = rows.start + len(rows.tokens)
         context = tuple(self.contexts[rows.request, rows.index])[:end]
         for group, table in zip(self.groups, rows.tables, strict=True):
             for position in range(0 if group.window is None else max(0, rows.start + 1 - group.window), end):
-                found = self.held[table[position // self.size]][position % self.size]
+                staged = rows.open is not None and position // self.size == end // self.size
+                found = self.held[rows.open if staged else table[position // self.size]][position % self.size]
                 assert found == context[: position + 1], f"{rows.request}: position {position} holds {found}"
         return context
 

@@ -9,8 +9,9 @@ import pytest
 from tests.sched.fake import Setup, World
 
 from tenure.events import RequestStarted, SequencePaused, SequenceResumed, SequenceSlid, SiblingStarted
+from tenure.spec import ArenaLayout
 from tenure.summary import Summary
-from tenure.types import Done, Receipt
+from tenure.types import Done, Miss, Receipt
 
 SIZE = 4
 SYSTEM = list(range(1, 13))
@@ -55,10 +56,16 @@ class Talk:
         return True
 
 
-def play(seed: int, pressure: str, *, wild: bool) -> tuple[World, list[Receipt], Summary]:
+def staged(blocks: int) -> ArenaLayout:
+    """An arena for so many blocks that are stored in 8 bits; the open ones are staged in twice the room."""
+    return ArenaLayout.cut(blocks, ("int8", "bf16"), (1, 2), staged=True, size=SIZE, slab=2)
+
+
+def play(seed: int, pressure: str, *, wild: bool, codec: str = "bf16") -> tuple[World, list[Receipt], Summary]:
     """Eight clients against a pool for a few of them. `wild`: some requests are cancelled, some slide."""
     chance = random.Random(seed)
-    setup = Setup(pressure, chance.choice(("lru", "gittins")))
+    layout = None if codec == "bf16" else staged(chance.randrange(24, 44))
+    setup = Setup(pressure, chance.choice(("lru", "gittins")), codec=codec, layout=layout)
     world = World(chance.randrange(20, 40), SIZE, seqs=6, batch=40, context=48 if wild else 72, setup=setup)
     sums = Summary()
     world.log.listen(sums.absorb)
@@ -79,8 +86,9 @@ FEW = [pytest.param(seed, marks=pytest.mark.full if seed > 1 else ()) for seed i
 
 @pytest.mark.parametrize("seed", FEW)
 @pytest.mark.parametrize("pressure", ["pause@90%", "pause"])
-def test_every_token_computed_twice_is_in_one_receipt(seed: int, pressure: str) -> None:
-    world, receipts, sums = play(seed, pressure, wild=False)
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_every_token_computed_twice_is_in_one_receipt(seed: int, pressure: str, codec: str) -> None:
+    world, receipts, sums = play(seed, pressure, wild=False, codec=codec)
     twice = sum(times - 1 for times in world.device.computed.values())
     twice -= len(world.of(SiblingStarted))  # each computes the prompt's last token, for its own logits
     assert sum(receipt.recomputed_tokens for receipt in receipts) == twice > 50
@@ -105,6 +113,28 @@ def test_what_siblings_compute_again_is_told_and_counted() -> None:
     assert [fact.recomputed_tokens for fact in world.of(SiblingStarted)] == [2, 2]  # type: ignore[attr-defined]
     assert world.receipt("a").recomputed_tokens == sums.recomputed["sibling"] == sums.recomputed.total() == 4
     assert sum(times - 1 for times in world.device.computed.values()) == 4 + 2
+
+
+def test_a_prompt_that_ends_inside_a_block_of_8_bits_is_told_why_it_is_computed_again() -> None:
+    """While the block is staged its head is reused; once it is full it serves whole or not at all."""
+    world = World(64, SIZE, setup=Setup(codec="int8", layout=staged(60)))
+    sums = Summary()
+    world.log.listen(sums.absorb)
+    for name in ("first", "full"):
+        world.ask(name, range(11), 12)
+        world.run()
+    receipt = world.receipt("full")
+    assert receipt.miss == Miss("below_minimum", 8)
+    assert (receipt.cached_tokens, receipt.computed_tokens, receipt.recomputed_tokens) == (8, 3, 2)
+    world.ask("shorter", range(7), 1)
+    world.ask("edited", [*range(7), 99, 98], 1, session_id="s")
+    world.ask("elsewhere", [0, 1, 77, 78, 79, 80], 1)
+    world.run()
+    assert world.receipt("shorter").miss == Miss("below_minimum", 4)
+    assert world.receipt("edited").miss == Miss("cold", 7), "where it differs says more"
+    assert world.receipt("elsewhere").miss == Miss("cold", 2)
+    assert +sums.recomputed == {"below_minimum": 2 + 2 + 3 + 2}
+    assert sums.misses == {"cold": 3, "below_minimum": 2}
 
 
 def reconcile(world: World, receipts: list[Receipt], sums: Summary) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tenure.cache.ghosts import Ghosts
 from tenure.cache.keys import Roots
 from tenure.cache.plan import Lost
 from tenure.cache.radix import Node, RadixIndex
-from tenure.types import Key, Scope, Token
+from tenure.types import Key, MissReason, Scope, Token
 
 
 class Finder:
@@ -40,31 +40,36 @@ class Finder:
         key = self.roots.fork(scope, nodes[-1].key) if nodes else self.roots.first(scope, common)
         return self.index.root(key)
 
-    def lost(self, scope: Scope, tokens: Sequence[Token], matched: int) -> Lost:
-        """What of tokens[matched:] was held once, as far as is known here; the newest token is always computed."""
-        limit, index = len(tokens) - 1, self.index
-        path, behind = self.walk(scope, tokens, limit if index.recoded else min(matched, limit))
+    def lost(self, scope: Scope, tokens: Sequence[Token], matched: int, why_not: Callable[[Node], MissReason]) -> Lost:
+        """What of tokens[matched:] was held once, as far as is known here; the newest token is always computed.
+        `why_not`: why the head of a block that is held does not serve."""
+        limit = len(tokens) - 1
+        path, behind = self.walk(scope, tokens, limit)
         at, first = self._size * len(path), None
         again = max(0, at - matched)
-        parent = (index.nodes.get(behind) or index.roots.get(behind)) if index.recoded else None
-        if parent is not None and (head := index.closest(parent, tuple(tokens[at : min(limit, at + self._size)]))):
-            again = max(again, at + head[1] - matched)
-        recoded = again > 0
+        reason: MissReason | None = ("recoded" if path[-1].recoded else "evicted") if again else None
+        parent = self.index.nodes.get(behind) or self.index.roots.get(behind)
+        head = parent and self.index.closest(parent, tuple(tokens[at : min(limit, at + self._size)]))
+        if head and at + head[1] - matched > again:
+            again, reason = at + head[1] - matched, reason or why_not(head[0])
         if path and path[-1].recoded:
             behind = path[-1].name
         names = self.roots.chain(scope, tokens, len(path), behind)
         common = self.roots.common(scope, tokens)
+        older = False
         for name in (*names, None):
-            ids = tokens[at : min(limit, at + self._size)]
-            found = self._ghosts.find(behind, ids)
+            found = self._ghosts.find(behind, tokens[at : min(limit, at + self._size)])
             if found is None:
                 older = first is None and name is not None and self._ghosts.was_here(name)
-                return Lost(again, first, older, recoded=recoded)
+                break
             ghost, shared = found
-            again = max(again, at + shared - matched)
-            first = first or ghost
+            if at + shared - matched > again:
+                again = at + shared - matched
+                first = first or ghost
             if shared < self._size or name is None:
                 break
             at += self._size
             behind = self.roots.fork(scope, name) if at == self._size * common else name
-        return Lost(again, first, older=False, recoded=recoded)
+        if reason == "recoded":
+            first = None
+        return Lost(again, first.reason if first else reason, first, older)

@@ -12,10 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tenure.cache.keys import common_head
+from tenure.cache.keys import WORD, common_head, pack
 from tenure.types import Fate, Key, MissReason, Token
 
-_WORD = 4
 _FILTER_BITS = 1 << 22
 """512 KiB for each of the two generations: at 400 000 keys one in a hundred strangers is taken for one of them."""
 _FILTER_KEYS = 400_000
@@ -52,9 +51,9 @@ class Ghosts:
         kids = self._kids.get(parent)
         if not kids:
             return None
-        packed = _pack(ids)
+        packed = pack(ids)
         at = bisect_left(kids, (packed, b""))
-        near = [(common_head(raw, packed) // _WORD, key) for raw, key in kids[max(0, at - 1) : at + 1]]
+        near = [(common_head(raw, packed) // WORD, key) for raw, key in kids[max(0, at - 1) : at + 1]]
         shared, key = max(near, key=lambda pair: pair[0])
         return (self._ghosts[key], shared) if shared else None
 
@@ -74,7 +73,7 @@ class Ghosts:
             self._older.add(key)
             return
         self.forget(key)  # it may be lost in two lineages
-        ghost = Ghost(now, by, reason, parent, _pack(ids))
+        ghost = Ghost(now, by, reason, parent, pack(ids))
         self._ghosts[key] = ghost
         insort(self._kids.setdefault(parent, []), (ghost.ids, key))
         if len(self._ghosts) > self._capacity:
@@ -99,10 +98,6 @@ class Ghosts:
             self._lapsed[key] = None
         while len(self._lapsed) > self._capacity:
             self._lapsed.popitem(last=False)
-
-
-def _pack(ids: Sequence[Token]) -> bytes:
-    return struct.pack(f">{len(ids)}I", *ids)
 
 
 class _Filter:

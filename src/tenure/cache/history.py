@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tenure.cache.keys import common_head
+from tenure.cache.keys import WORD, common_head, pack, unpack
 from tenure.cache.plan import Lost
 from tenure.types import Miss, MissReason, Request, Scope, Token
 
@@ -17,18 +16,6 @@ WhyNot = Callable[[Sequence[Token], Sequence[Token]], MissReason | None]
 its text was tokenised anew, or lacks its reasoning. None: it is another text."""
 _OPENING = 4
 """Tokens before an answer in which a prompt may have opened its reasoning."""
-
-
-_WORD = 4
-
-
-def _pack(tokens: Sequence[Token]) -> bytes:
-    """Big-endian words: they sort and compare as the tokens do, at a tenth of the memory."""
-    return struct.pack(f">{len(tokens)}I", *tokens)
-
-
-def _unpack(ids: bytes) -> tuple[Token, ...]:
-    return struct.unpack(f">{len(ids) // _WORD}I", ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +34,14 @@ class Past:
 
     @property
     def tokens(self) -> tuple[Token, ...]:
-        return _unpack(self.ids)
+        return unpack(self.ids)
 
     def __len__(self) -> int:
-        return len(self.ids) // _WORD
+        return len(self.ids) // WORD
 
     def same(self, ids: bytes) -> int:
         """How many first tokens it shares with others."""
-        return common_head(self.ids, ids) // _WORD
+        return common_head(self.ids, ids) // WORD
 
 
 class History:
@@ -103,7 +90,7 @@ class History:
 
     def remember(self, request: Request, tokens: Sequence[Token], computed: int, now: float = 0.0) -> None:
         """A sequence of `request` ended (or paused): `tokens` are its prompt and answer, `computed` have valid KV."""
-        ids = _pack(tokens)
+        ids = pack(tokens)
         before = self._closest(request.scope, ids)
         generated: tuple[tuple[int, int], ...] = ()
         name = request.session_id or request.id
@@ -125,25 +112,21 @@ class History:
         """Why no more than `matched` tokens of the prompt were reused; None when no more could be. `lost`: what the
         cache knows of blocks that are gone."""
         miss = self._compare(request, matched)
-        if miss is None and lost is not None and lost.tokens:  # of what this codec keeps in whole blocks only
-            miss = self._miss("evicted", matched, request)
-        if miss is None or lost is None or miss.reason not in ("cold", "evicted"):
+        if lost is None or (miss.reason not in ("cold", "evicted") if miss else not lost.tokens):
             return miss
-        if lost.window:
-            return replace(miss, reason="window")
-        ghost, evicted = lost.first, miss.reason == "evicted"
-        if lost.recoded and (evicted or lost.tokens >= self._size):
-            return replace(miss, reason="recoded")
-        if ghost is not None and (evicted or lost.tokens >= self._size):
-            return replace(miss, reason=ghost.reason, by=ghost.by, ago_s=now - ghost.at)
-        return replace(miss, reason="unknown") if evicted or lost.older else miss
+        evicted, rest = miss is not None and miss.reason == "evicted", len(request.tokens) - 1 - matched
+        sure = miss is None or lost.reason == "window" or lost.tokens >= min(self._size, rest)
+        if lost.reason and (sure or (evicted and lost.reason != "below_minimum")):
+            told = self._miss(lost.reason, matched, request)
+            return replace(told, by=lost.first.by, ago_s=now - lost.first.at) if lost.first else told
+        return replace(miss, reason="unknown") if miss and (evicted or lost.older) else miss
 
     def _compare(self, request: Request, matched: int) -> Miss | None:
         """What the prompts of the past say of it: `evicted` when they had more than is reused."""
         length = len(request.tokens)
         if matched >= length - 1:
             return None
-        ids = _pack(request.tokens)
+        ids = pack(request.tokens)
         turn = self._sessions.get((request.scope, request.session_id), ()) if request.session_id is not None else ()
         past = max(turn, key=lambda past: past.same(ids), default=None) or self._closest(request.scope, ids)
         if past is None:
@@ -163,7 +146,7 @@ class History:
         for start, end in past.generated:
             if start - _OPENING <= at < end:
                 stop = next((span.end for span in request.spans if span.start <= at < span.end), len(request.tokens))
-                generated = _unpack(past.ids[_WORD * start : _WORD * end])
+                generated = unpack(past.ids[WORD * start : WORD * end])
                 reason = self._why_not(generated, request.tokens[min(at, start) : stop])
                 if reason is not None and (at >= start or reason == "reasoning_stripped"):
                     return self._miss(reason, at, request)
@@ -180,7 +163,7 @@ class History:
 
     def _first(self, scope: Scope, ids: bytes) -> tuple[str, bytes]:
         """The first block, or all when there is less; by tenant, for what others ask is none of his business."""
-        return scope.tenant, ids[: _WORD * self._size]
+        return scope.tenant, ids[: WORD * self._size]
 
     def _closest(self, scope: Scope, ids: bytes) -> Past | None:
         """The remembered sequence that shares the longest head, at least one token: a neighbour in sorted order."""

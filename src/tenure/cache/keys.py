@@ -10,6 +10,8 @@ from hashlib import blake2b
 from tenure.types import Key, Lineage, Scope, Token
 
 KEY_BYTES = 16
+WORD = 4
+"""Bytes of a packed token."""
 
 
 @lru_cache(maxsize=4096)
@@ -28,6 +30,15 @@ def root(scope: Scope, lineage: Lineage = Lineage.EXACT) -> Key:
 def chain(parent: Key, tokens: Sequence[Token]) -> Key:
     """The key of the block that holds `tokens` (each below 2³²) right behind the block named `parent`."""
     return Key(blake2b(parent + struct.pack(f"<{len(tokens)}I", *tokens), digest_size=KEY_BYTES).digest())
+
+
+def pack(tokens: Sequence[Token]) -> bytes:
+    """Big-endian words: they sort and compare as the tokens do, at a tenth of the memory."""
+    return struct.pack(f">{len(tokens)}I", *tokens)
+
+
+def unpack(ids: bytes) -> tuple[Token, ...]:
+    return struct.unpack(f">{len(ids) // WORD}I", ids)
 
 
 def recoded(parent: Key) -> Key:

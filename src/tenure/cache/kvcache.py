@@ -141,8 +141,8 @@ class KvCache:
         path, _ = self._find.walk(scope, tokens, len(tokens) - 1)
         again = self._size * len(path) - max(matched, self._size * self._windows.whole(path))
         if again > 0 and self._windows:
-            return Lost(again, None, older=False, window=True)
-        return self._find.lost(scope, tokens, matched)
+            return Lost(again, "window", None, older=False)
+        return self._find.lost(scope, tokens, matched, self._plans.why_not)
 
     def recodable(self, lease: Lease) -> int:
         """Blocks of a lease that could be stored in fewer bits, as far as that is known without trying."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tenure.cache.ghosts import Ghost
 from tenure.cache.lease import Lease, LeaseId
 from tenure.policy.base import Shortfall
-from tenure.types import BlockId, Key, Scope, Token
+from tenure.types import BlockId, Key, MissReason, Scope, Token
 
 __all__ = ["Ask", "Goes", "Head", "Lost", "Match", "Plan", "Shortfall", "Takes"]
 
@@ -98,13 +98,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What of a prompt was held once: so many `tokens` right behind what serves now, the `first` of their blocks that
-    is gone, or nothing but that there was something (`older`)."""
+    """What of a prompt was held once, or is held and does not serve: so many `tokens` right behind what serves now, or
+    nothing but that there was something (`older`)."""
 
     tokens: int
+    reason: MissReason | None
+    """Why the first of them do not serve: `window` and `recoded` ones are held, and of `below_minimum` ones their block
+    is, which serves whole or not at all."""
     first: Ghost | None
+    """The first of their blocks that is gone, when that is the reason."""
     older: bool
-    window: bool = False
-    """They are held, but not what windows see from there."""
-    recoded: bool = False
-    """The first of them are held, but in fewer bits than will do."""

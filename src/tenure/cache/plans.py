@@ -13,7 +13,7 @@ from tenure.cache.pool import BlockPool
 from tenure.cache.radix import NO_BLOCK, Node, Usable
 from tenure.cache.supply import Supply
 from tenure.cache.windows import AHEAD, Windows
-from tenure.types import BlockId, Key, Scope, Token
+from tenure.types import BlockId, Key, MissReason, Scope, Token
 
 
 class Plans:
@@ -99,6 +99,14 @@ class Plans:
             return path, None, behind
         node, n = found
         return path, Head(node.key, node.blocks[0], n, n == len(node.tokens) and not node.holds), behind
+
+    def why_not(self, node: Node) -> MissReason:
+        """Why the head of a block does not serve; `evicted`: it would, but there was no room to copy it."""
+        if node.recoded:
+            return "recoded"
+        if NO_BLOCK in node.blocks:
+            return "window"
+        return "evicted" if self._tails and self._pool.unquantised(node.blocks[0]) else "below_minimum"
 
     # ---- how
 

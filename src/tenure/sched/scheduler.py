@@ -352,14 +352,14 @@ class Scheduler:
 
     def _first_started(self, job: Job, seq: Sequence, now: float) -> None:
         """The first sequence of a request starts: what was held of the prompt, and why not more."""
-        lost = self.cache.lost(job.request.scope, seq.tokens, seq.computed)
-        held = self.room.match(seq).tokens if seq.fresh else 0
+        held = min(self.room.match(seq).tokens, job.prompt_len - 1) if seq.fresh else 0
+        lost = self.cache.lost(job.request.scope, seq.tokens, max(seq.computed, held))
         job.cached = seq.computed
-        again = lost.tokens + min(held, job.prompt_len - 1)
+        again = lost.tokens + held
         job.recomputed += again
         why = self._history.explain(job.request, seq.computed, lost, now)
         job.miss = Miss("prompt_logprobs", 0) if held else why
-        self._facts.emit(told.started(job, again, now))
+        self._facts.emit(told.started(job, again, "prompt_logprobs" if held else lost.reason, now))
 
     # --- going on and giving way -------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from tenure.events import (
 )
 from tenure.policy.base import RunningView
 from tenure.sched.sequence import Job, Sequence
-from tenure.types import Done, Forgotten, Key
+from tenure.types import Done, Forgotten, Key, MissReason
 
 
 def queued(job: Job, now: float) -> RequestQueued:
@@ -20,7 +20,7 @@ def queued(job: Job, now: float) -> RequestQueued:
     return RequestQueued(now, request.id, job.prompt_len, request.n, request.session_id, tenant=request.scope.tenant)
 
 
-def started(job: Job, recomputed: int, now: float) -> RequestStarted:
+def started(job: Job, recomputed: int, why: MissReason | None, now: float) -> RequestStarted:
     return RequestStarted(
         now,
         job.request.id,
@@ -30,6 +30,7 @@ def started(job: Job, recomputed: int, now: float) -> RequestStarted:
         None if job.miss is None else job.miss.reason,
         job.predicted_s,
         recomputed,
+        why,
         tenant=job.request.scope.tenant,
     )
 

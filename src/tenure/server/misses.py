@@ -32,7 +32,7 @@ ADVICE: Mapping[MissReason, str] = {
     "evicted": "there was no room to keep it: see what `tenure replay --memory` says more would save",
     "expired": "it was kept as long as it was asked to be: ask for a longer ttl",
     "corrupt": "what was held proved bad and was dropped; see the log",
-    "below_minimum": "too short to be kept",
+    "below_minimum": "blocks of 8 and 4 bits are reused whole: at most 31 tokens are computed again; bf16 reuses heads",
     "recoded": "memory was short, and it is held in fewer bits: give more memory, or accept it (`codec: any`)",
     "prompt_logprobs": "the request asked for the logprobs of its prompt, which takes computing it",
     "unknown": "the cause was not recorded",

@@ -16,7 +16,7 @@ MISS_MESSAGES = {
     "window": "what layers with a window had kept there had to make room; the other layers still held it",
     "expired": "what was held had outlived its time",
     "corrupt": "what was held failed its check and was thrown away",
-    "below_minimum": "what is held is too short to be shared",
+    "below_minimum": "the prompt ends inside a block that is held in 8 or 4 bits, and such a block is reused whole",
     "recoded": "it is held in fewer bits since memory was short: of no use for exact blocks, nor for the head of one",
     "prompt_logprobs": "the logprobs of the prompt were asked for, and logits are not kept: all of it was computed",
     "unknown": "the reason was not recorded",
