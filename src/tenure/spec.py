@@ -44,6 +44,17 @@ class LayerGroup:
         """How many of its first `blocks` blocks a sequence goes on holding: those that its newest row can see."""
         return blocks if self.window is None else min(blocks, 1 - (1 - self.window) // block_tokens)
 
+    def seen(self, begin: float, end: float) -> float:
+        """Tokens that rows from position `begin` to `end` look back at, in one of its layers and all together: the area
+        under the position, which the window cuts off."""
+        near, far = (at if self.window is None else min(at, self.window) for at in (begin, end))
+        return far * (end - far / 2) - near * (begin - near / 2)
+
+
+def seen(groups: Sequence[LayerGroup], begin: float, end: float) -> float:
+    """The same on the average of all layers: what attention costs is predicted by this alone."""
+    return sum(group.layers * group.seen(begin, end) for group in groups) / sum(group.layers for group in groups)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:

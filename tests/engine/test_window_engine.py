@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import tempfile
@@ -16,9 +17,12 @@ from tests.models.test_architectures import WINDOW, build
 from tests.models.test_loader import save
 
 from tenure import models
+from tenure.cli.costs import of_machine
 from tenure.engine import Engine, EngineSettings
 from tenure.engine.sampler import Masks
 from tenure.lab.probe import Probe
+from tenure.models.anatomy import anatomy
+from tenure.planner.speed import Calibration, prefill_s
 from tenure.spec import BLOCK_TOKENS, KvGeometry, staging_codec
 from tenure.types import Request, Rows, Token
 
@@ -161,3 +165,25 @@ def test_recoding_takes_the_layers_that_see_everything() -> None:
         assert spy.trace(exact) == expected("gemma2", "bf16", exact, spy.trace(exact))
         assert any(one.receipt.codec.get("int4") for one in done)
         tight.check()
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gemma3", "mistral"])
+def test_what_is_predicted_of_a_prompt_counts_windows(case: str, tmp_path: Path) -> None:
+    """By the server of a model, by the plan of its config, and by the replay."""
+    shape = model(case, "bf16").shape
+    pairs = sum(min(row + 1, window or 400) for window in shape.windows for row in range(400)) / shape.layers
+    with engine(case, "bf16", arena_of(case, "bf16", 1, 480)) as small:
+        costs = small._scheduler.costs
+        costs.base, costs.prefill = 0.0, 1.0
+        request = Request("?", tuple(TOKENS[:400]), small.scope(tenant="", salt=""))
+        found = asyncio.run(small.forecast(request)).predicted_ttft_s
+        assert found == pytest.approx(1e-3 * (400 + pairs / costs.doubling), rel=1e-2)
+        assert found < 0.9e-3 * 400 * (1 + 200 / costs.doubling)
+    read = anatomy(str(save(tmp_path, build(case))))
+    measured = Calibration("cpu", case, "auto", 1e9, 1e9, 1e9, 1e9)
+    attention = prefill_s(read, measured, 0, 400) - 400 * prefill_s(read, measured, 0, 1)
+    assert attention == pytest.approx(4e-9 * read.attention * (pairs - 400), rel=1e-3)
+    replayed = of_machine(measured, read, "auto", "bf16").costs()
+    assert replayed.prefill * replayed.weight(0, 400) == pytest.approx(
+        1e3 * prefill_s(read, measured, 0, 400), rel=1e-2
+    )

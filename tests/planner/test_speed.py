@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.planner.test_memory import SMALL
+from tests.planner.test_memory import GEOMETRY, SMALL
 
 from tenure.errors import ConfigError
+from tenure.planner.anatomy import Kind
 from tenure.planner.memory import Room
 from tenure.planner.speed import Calibration, predict, prefill_s
 
@@ -22,6 +23,20 @@ def test_what_is_shared_is_not_computed_again() -> None:
     assert split == pytest.approx(speed.ttft_s)
     # Two numbers by hand: 2 · 2²⁰ · 2048 of matrices, 4 · 17280 · 2048 · 2049 / 2 of attention.
     assert speed.ttft_s == pytest.approx((2 * 2**20 * 2048 + 4 * 17280 * 2048 * 2049 / 2) / 1e9)
+
+
+def test_layers_with_windows_look_back_no_further() -> None:
+    kinds = (Kind("full", 6, GEOMETRY.with_layers(6)), Kind("window 512", 24, GEOMETRY.with_layers(24), 512))
+    windowed = dataclasses.replace(BUSY, kinds=kinds, served=None)
+    assert prefill_s(windowed, MEASURED, 0, 512) == pytest.approx(prefill_s(BUSY, MEASURED, 0, 512), rel=1e-3)
+    pairs = [sum(min(row + 1, most) for row in range(2048)) for most in (512, 2048)]
+    seen = (24 * pairs[0] + 6 * pairs[1]) / 30
+    found = prefill_s(windowed, MEASURED, 0, 2048)
+    assert found == pytest.approx((2 * 2**20 * 2048 + 4 * 17280 * seen) / 1e9, rel=1e-4)
+    split = prefill_s(windowed, MEASURED, 0, 100) + prefill_s(windowed, MEASURED, 100, 2048)
+    assert split == pytest.approx(found) and found < 0.7 * prefill_s(BUSY, MEASURED, 0, 2048)
+    states = dataclasses.replace(BUSY, kinds=(Kind("state", 30, state_bytes=64),), attention=0, served=None)
+    assert prefill_s(states, MEASURED, 0, 2048) == pytest.approx(2 * 2**20 * 2048 / 1e9)
 
 
 def test_fewer_bytes_are_read_faster() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tenure.sched.fair import PATIENCE_S, WaitingQueue, order
+from tenure.sched.outlook import Outlook
 from tenure.sched.sequence import Job, Sequence
 from tenure.sched.step import TOLD_ROWS, CostModel, RowBudget
+from tenure.spec import LayerGroup
 from tenure.types import Request, Scope, SeqId
 
 
@@ -64,6 +66,30 @@ def test_weights_grow_with_the_context() -> None:
     assert costs.weight(0, 1) == pytest.approx(1.0, abs=1e-3)
     assert costs.weight(1000, 1) == pytest.approx(2.0, abs=1e-3)
     assert costs.weight(0, 100) == pytest.approx(sum(costs.weight(i, 1) for i in range(100)), rel=1e-3)
+
+
+GROUPS = (LayerGroup(1), LayerGroup(4, 512), LayerGroup(3, 40))
+
+
+@pytest.mark.parametrize("groups", [GROUPS, GROUPS[1:], GROUPS[:1]])
+def test_a_row_costs_what_it_looks_back_at(groups: tuple[LayerGroup, ...]) -> None:
+    """Its position, and in layers with a window no more than that."""
+    costs = CostModel(doubling=1000.0, groups=groups)
+    layers = sum(group.layers for group in groups)
+    for position in (0, 39, 40, 300, 512, 9000):
+        seen = sum(group.layers * min(position, group.window or position) for group in groups) / layers
+        assert costs.weight(position) == pytest.approx(1 + seen / 1000, abs=1e-3)
+    parts = costs.weight(0, 37) + costs.weight(37, 500) + costs.weight(537, 63)
+    assert costs.weight(0, 600) == pytest.approx(parts) == pytest.approx(sum(map(costs.weight, range(600))))
+    plain = CostModel(doubling=1000.0)
+    assert plain.weight(123, 45) == pytest.approx(45 * (1 + (123 + 22.5) / 1000), rel=1e-12)
+    assert (costs.weight(0, 600) < plain.weight(0, 600)) == any(group.window for group in groups)
+
+
+def test_what_is_predicted_of_a_prompt_counts_windows() -> None:
+    plain, windowed = (Outlook(CostModel(doubling=100.0, groups=groups), 4, 8) for groups in (GROUPS[:1], GROUPS))
+    assert plain.prefill_s(0, 40) == windowed.prefill_s(0, 40)
+    assert windowed.prefill_s(40, 4000) < 0.3 * plain.prefill_s(40, 4000)
 
 
 @pytest.mark.parametrize(

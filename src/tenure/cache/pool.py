@@ -124,27 +124,23 @@ class BlockPool:
             self.refs[block] = FREE
             self._freed(block)
 
-    def hold(self, block: BlockId) -> bool:
-        """Count one more lease; True when the block had none."""
+    def hold(self, block: BlockId) -> None:
+        """Count one more lease."""
         refs = self.refs[block]
         if refs < 0:
             raise ValueError(f"block {block} is free")
         self.refs[block] = refs + 1
-        if refs:
-            return False
-        self._count_leased(block, 1)
-        return True
+        if not refs:
+            self._count_leased(block, 1)
 
-    def unhold(self, block: BlockId) -> bool:
-        """Count one lease less; True when none is left."""
+    def unhold(self, block: BlockId) -> None:
+        """Count one lease less."""
         refs = self.refs[block]
         if refs < 1:
             raise ValueError(f"block {block} is not held")
         self.refs[block] = refs - 1
-        if refs > 1:
-            return False
-        self._count_leased(block, -1)
-        return True
+        if refs == 1:
+            self._count_leased(block, -1)
 
     def _freed(self, block: BlockId) -> None:
         self._free.append(block)

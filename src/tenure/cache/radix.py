@@ -131,15 +131,18 @@ class RadixIndex:
     def closest(self, parent: Node, ids: tuple[Token, ...], usable: Usable | None = None) -> tuple[Node, int] | None:
         """The child that shares the longest head with `ids`, and its length; None when no child shares a token.
         With `usable`, of those children."""
-        if usable:
-            return self._closest_of(parent, ids, usable)
         heads, kids = parent.heads, parent.kids
-        at = bisect_left(heads, ids)
-        below = common_head(heads[at - 1], ids) if at else 0
-        above = common_head(heads[at], ids) if at < len(heads) else 0
-        if not below and not above:
-            return None
-        return (kids[at - 1], below) if below >= above else (kids[at], above)
+        place = bisect_left(heads, ids)
+        best: tuple[Node, int] | None = None
+        for side in (range(place - 1, -1, -1), range(place, len(heads))):
+            for at in side:  # from where the tokens would stand, the common head gets no longer to either side
+                shared = common_head(heads[at], ids)
+                if shared <= (best[1] if best else 0):
+                    break
+                if usable is None or usable(kids[at]):
+                    best = kids[at], shared
+                    break
+        return best
 
     def child(self, parent: Node, ids: tuple[Token, ...], *, recoded: bool | None = None) -> Node | None:
         """The child that holds exactly `ids`: of its parent's lineage, or the one that was `recoded`."""
@@ -151,21 +154,6 @@ class RadixIndex:
                 return kids[at]
             at += 1
         return None
-
-    def _closest_of(self, parent: Node, ids: tuple[Token, ...], usable: Usable) -> tuple[Node, int] | None:
-        """From where the tokens would stand, the common head gets no longer to either side."""
-        heads, kids = parent.heads, parent.kids
-        place = bisect_left(heads, ids)
-        best: tuple[Node, int] | None = None
-        for side in (range(place - 1, -1, -1), range(place, len(heads))):
-            for at in side:
-                shared = common_head(heads[at], ids)
-                if shared <= (best[1] if best else 0):
-                    break
-                if usable(kids[at]):
-                    best = kids[at], shared
-                    break
-        return best
 
     def is_head(self, parent: Node, ids: tuple[Token, ...], usable: Usable | None = None) -> bool:
         """Whether a (usable) child other than one that holds exactly `ids` begins with them."""

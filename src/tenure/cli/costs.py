@@ -37,7 +37,7 @@ class Known:
         costs = self.costs
         return (
             f"{self.source}; {costs.base_ms:.3g} ms a step, {costs.prefill_ms:.3g} ms a token of a prompt, "
-            f"{costs.decode_ms:.3g} ms one of an answer, twice that {costs.doubling:.0f} tokens into the context"
+            f"{costs.decode_ms:.3g} ms one of an answer, twice that with {costs.doubling:.0f} tokens to look back at"
         )
 
     def told(self) -> dict[str, object]:
@@ -71,10 +71,14 @@ def known(model: Anatomy | None, weights: str, codec: str, file: Path | None = N
     neither what `tenure doctor --calibrate` writes nor an object with costs."""
     from tenure.planner.speed import Calibration
 
-    default = Costs() if model is None else replace(Costs(), kv_bytes_per_token=_token_bytes(model, codec), codec=codec)
+    def of_model(costs: Costs) -> Costs:
+        if model is None:
+            return costs
+        return replace(costs, kv_bytes_per_token=_token_bytes(model, codec), codec=codec, groups=model.groups)
+
     if file is not None and not _of_doctor(file):
-        found = replace(read(file), kv_bytes_per_token=default.kv_bytes_per_token, codec=default.codec)
-        return Known(found, str(file))
+        return Known(of_model(read(file)), str(file))
+    default = of_model(Costs())
     measured = calibration.here() if file is None else Calibration.of_json(json.loads(file.read_bytes()), str(file))
     if measured is None:
         why = "no calibration of this machine; `tenure doctor --calibrate` measures it in seconds"
@@ -109,6 +113,7 @@ def of_machine(measured: Calibration, model: Anatomy, weights: str, codec: str) 
         doubling=doubling,
         kv_bytes_per_token=_token_bytes(model, codec),
         codec=codec,
+        groups=model.groups,
     )
 
 

@@ -190,7 +190,7 @@ class Engine(PythonApi):
             pressure=self._pressure,
             history=self._history,
             facts=self.facts,
-            costs=CostModel(doubling=_doubling(self.model.shape)),
+            costs=CostModel(doubling=_doubling(self.model.shape), groups=self.model.shape.groups),
         )
 
     def _shared_tokens(self, prefix: SharedPrefix) -> Sequence[Token]:

@@ -73,7 +73,7 @@ class Kind:
         """Of a running sequence of `tokens` in codec `name`, its open block staged: what a window has left is gone."""
         if self.geometry is None:
             return self.state_bytes
-        return self.state_bytes + replace(self.geometry, groups=(self._group,)).sequence_bytes(tokens, name)
+        return self.state_bytes + replace(self.geometry, groups=(self.group,)).sequence_bytes(tokens, name)
 
     def shared_bytes(self, blocks: int, tokens: int, name: str) -> int:
         """Of the first `blocks` blocks that sequences of `tokens` have in common: none once windows have left some, and
@@ -81,11 +81,11 @@ class Kind:
         if self.geometry is None:
             return 0
         all_blocks = self.geometry.blocks(tokens)
-        kept = self._group.held(all_blocks, self.geometry.block_tokens) == all_blocks
+        kept = self.group.held(all_blocks, self.geometry.block_tokens) == all_blocks
         return kept * min(blocks, all_blocks) * self.geometry.block_bytes(name)
 
     @property
-    def _group(self) -> LayerGroup:
+    def group(self) -> LayerGroup:
         return LayerGroup(self.layers, self.window)
 
 
@@ -108,6 +108,11 @@ class Anatomy:
     """Why not."""
     file_bytes: int = 0
     """Of a file that is not repacked."""
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """Layers by what they see; those that use an earlier layer's K and V are taken to be like the others."""
+        return tuple(kind.group for kind in self.kinds if kind.geometry) or (LayerGroup(1),)
 
     @property
     def parameters(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from tenure.errors import ConfigError
 from tenure.planner.anatomy import Anatomy
 from tenure.planner.memory import Room
+from tenure.spec import seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,12 @@ def predict(anatomy: Anatomy, calibration: Calibration, room: Room, context: int
 
 
 def prefill_s(anatomy: Anatomy, calibration: Calibration, begin: int, end: int) -> float:
-    """Seconds to compute positions [begin, end), those before being held. Windows make it less; not counted."""
+    """Seconds to compute positions [begin, end), those before being held."""
     matrices = 2 * anatomy.active * (end - begin) / calibration.flops
     return matrices + attention_flops(anatomy, begin, end) / calibration.attention_flops
 
 
 def attention_flops(anatomy: Anatomy, begin: int, end: int) -> float:
-    """Multiplications and additions of scores and sums for positions [begin, end)."""
-    pairs = (end * (end + 1) - begin * (begin + 1)) / 2
-    return 4.0 * anatomy.attention * pairs
+    """Multiplications and additions of scores and sums for positions [begin, end): a row sees itself too, and in layers
+    with a window no more tokens than that."""
+    return 4.0 * anatomy.attention * seen(anatomy.groups, begin + 0.5, end + 0.5)

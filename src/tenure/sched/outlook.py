@@ -79,8 +79,7 @@ class Outlook:
 
     def prefill_s(self, start: int, tokens: int) -> float:
         """Seconds to compute a prompt's `tokens` behind `start` ones that are held, and to choose a token."""
-        weight = self._costs.weight(start, tokens)
-        return 1e-3 * self._costs.predict(0.0, weight)
+        return 1e-3 * self._costs.predict(0.0, self._costs.weight(start, tokens))
 
     def _left(self, seq: Sequence) -> float:
         """Tokens that are still to come."""

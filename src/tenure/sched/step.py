@@ -1,10 +1,11 @@
 """How many rows a step may have: a cost model that learns from every step, and the budget it gives.
 
     step_ms ≈ base + decode · Σ weight(decode row) + prefill · Σ weight(prefill row)
-    weight = 1 + position / doubling
+    weight = 1 + seen / doubling
 
-`doubling` is the context length at which attention costs a row as much as all its linear layers: known from the
-model's shape. The three costs are learned, so that the chunk adapts to the machine and to what else runs on it.
+`seen` is what a row looks back at: its position, in layers with a window no more than that, on the average of all
+layers. `doubling` is the length at which attention costs a row as much as all its linear layers: both are known from
+the model's shape. The three costs are learned, so that the chunk adapts to the machine and to what else runs on it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tenure.sched.sequence import Phase, Sequence
+from tenure.spec import LayerGroup, seen
 
 LEARN = 0.2
 """Weight of the newest step in the averages."""
@@ -19,22 +21,21 @@ SPIKE = 4.0
 """A step this many times dearer than predicted teaches no more than this: a stolen core says nothing of the model."""
 
 
+@dataclass(slots=True)
 class CostModel:
     """Predicts what a step costs, in milliseconds. Pure: it sees only what `learn` tells it."""
 
-    def __init__(
-        self, *, base: float = 4.0, decode: float = 1.0, prefill: float = 0.6, doubling: float = 3000.0
-    ) -> None:
-        self.base = base
-        self.decode = decode
-        self.prefill = prefill
-        self.doubling = doubling
-        self._seen_decode = False
-        self._seen_prefill = False
+    base: float = 4.0
+    decode: float = 1.0
+    prefill: float = 0.6
+    doubling: float = 3000.0
+    groups: tuple[LayerGroup, ...] = (LayerGroup(1),)
+    _seen_decode: bool = field(default=False, init=False)
+    _seen_prefill: bool = field(default=False, init=False)
 
     def weight(self, start: int, rows: int = 1) -> float:
         """Rows at positions start, start + 1, … in units of one row at position 0."""
-        return rows * (1.0 + (start + 0.5 * rows) / self.doubling)
+        return rows + seen(self.groups, start, start + rows) / self.doubling
 
     def predict(self, decode_weight: float, prefill_weight: float) -> float:
         return self.base + self.decode * decode_weight + self.prefill * prefill_weight
@@ -105,7 +106,7 @@ class RowBudget:
             wanted = min(wanted, self.block_tokens - begun)
         fit = min(wanted, self.rows_left)
         if self.ms_left != float("inf"):
-            affordable = int(self.ms_left / max(1e-6, self.costs.prefill * (1.0 + start / self.costs.doubling)))
+            affordable = int(self.ms_left / max(1e-6, self.costs.prefill * self.costs.weight(start)))
             fit = min(fit, max(affordable, 0 if self.granted else min(self.block_tokens, wanted)))
         if fit < wanted:
             cut = (start + fit) % self.block_tokens

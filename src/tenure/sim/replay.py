@@ -29,8 +29,8 @@ WORD = 1 << 32
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """What a machine and a model cost: milliseconds per step, per decode row and per prefill row at position 0, the
-    context that doubles a row's cost, and the bytes of one token's K and V. The defaults are SmolLM2-135M on two
-    cores."""
+    context that doubles a row's cost where all layers see all of it, the groups of layers that see as much, and the
+    bytes of one token's K and V. The defaults are SmolLM2-135M on two cores."""
 
     base_ms: float = 2.0
     decode_ms: float = 1.6
@@ -38,9 +38,10 @@ class Calibration:
     doubling: float = 3000.0
     kv_bytes_per_token: int = 23_040
     codec: str = "bf16"
+    groups: tuple[spec.LayerGroup, ...] = (spec.LayerGroup(1),)
 
     def costs(self) -> CostModel:
-        return CostModel(base=self.base_ms, decode=self.decode_ms, prefill=self.prefill_ms, doubling=self.doubling)
+        return CostModel(self.base_ms, self.decode_ms, self.prefill_ms, self.doubling, self.groups)
 
 
 @dataclass(frozen=True, slots=True)
