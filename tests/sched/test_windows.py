@@ -11,12 +11,12 @@ from tests.sched.fake import Setup, World
 from tests.sched.test_everything import SHARED, TENANTS, Everything
 from tests.sched.test_pressure import alone
 
-from tenure.events import RequestStarted, SequencePaused, SequenceResumed, WindowGone
+from tenure.events import PinEnded, RequestStarted, SequencePaused, SequenceResumed, WindowGone
 from tenure.policy.base import AdmissionAsk, Refuse
 from tenure.sched.desk import Desk
 from tenure.spec import ArenaLayout, KvGeometry, LayerGroup
 from tenure.tenants import Tenant, Tenants
-from tenure.types import Scope
+from tenure.types import Pin, PinReceipt, Scope
 
 SIZE = 8
 
@@ -119,6 +119,91 @@ def test_a_tenants_limit_binds_where_its_window_says(windows: tuple[int | None, 
         assert world.receipt("a").limit_cause == window.cause
         answered += 1
     assert answered or most == 4
+
+
+def pinned(world: World, name: str) -> PinReceipt:
+    (pin,) = world.receipt(name).pins
+    return pin
+
+
+def crowd(world: World, first: int, leased: int) -> None:
+    """Others come until all that nobody leases has gone."""
+    for i in range(first, first + 6):
+        world.ask(f"other{i}", range(1000 * i, 1000 * i + 100), 2)
+        world.run(leased=leased)
+
+
+def test_a_pin_holds_and_counts_what_windows_see() -> None:
+    """A prompt of 25 blocks, of which layers with a window of 24 tokens see the last 3, in a pool of 16."""
+    world = World(0, SIZE, batch=64, context=4000, setup=Setup(layout=layout(24, blocks=16)))
+    prompt = list(range(200))
+    world.ask("a", prompt, 1, session_id="talk", pins=(Pin(200, 60.0),))
+    world.run(leased=3)
+    granted = pinned(world, "a")
+    assert (granted.granted, granted.tokens, granted.bytes, granted.reason) == (True, 200, 3, None)
+    assert (world.scheduler.pins.blocks, world.scheduler.pins.bytes_of("")) == (3, 3)
+    (view,) = Desk(world.scheduler, world.history, world.log).inspect("", "talk", world.clock.now()).pins
+    assert (view.tokens, view.bytes) == (200, 3)
+    crowd(world, 1, leased=3)
+    world.ask("b", [*prompt, 7, 7], 1)
+    world.run(leased=3)
+    assert world.receipt("b").cached_tokens == 200
+    world.ask("c", [*prompt, *range(500, 508), 7], 1, pins=(Pin(208, 60.0),))  # sees two of the same, and one more
+    world.run(leased=4)
+    assert (pinned(world, "c").bytes, world.scheduler.pins.blocks) == (3, 4)
+    world.clock.advance(61.0)
+    world.step()
+    assert [getattr(fact, "blocks", None) for fact in world.of(PinEnded)] == [3, 3]
+    assert (world.scheduler.pins.blocks, world.cache.counts().leased) == (0, 0)
+
+
+def test_a_pin_where_windows_have_let_go_is_told_what_is_held() -> None:
+    world = World(0, SIZE, batch=64, context=4000, setup=Setup(layout=layout(24, blocks=8)))
+    world.ask("a", range(500), 1, pins=(Pin(100, 60.0),))
+    world.run()
+    held = "0 of 12 full blocks before its end can be reused: windows have let go of what their layers see there"
+    assert pinned(world, "a").reason == f"nothing to pin: {held}"
+    world.ask("b", range(700, 750), 1, pins=(Pin(7, 60.0),))
+    world.run()
+    assert pinned(world, "b").reason == "nothing to pin: no full block of 8 tokens lies before its end"
+
+
+def test_a_pin_of_all_layers_counts_each_group() -> None:
+    tenants = Tenants((Tenant("small", max_pinned_bytes=12),))
+    world = World(0, SIZE, batch=512, context=400, setup=Setup(layout=layout(None, 20, blocks=60), tenants=tenants))
+    scope, pins = Scope("fake", tenant="small"), world.scheduler.pins
+    world.ask("a", range(64), 1, scope=scope, pins=(Pin(64, 60.0),))
+    while world.step():
+        pass
+    assert (pinned(world, "a").tokens, pinned(world, "a").bytes) == (64, 8 + 3)
+    world.ask("b", range(70), 1, scope=scope, pins=(Pin(40, 60.0),))  # the same blocks, and three more of the window's
+    while world.step():
+        pass
+    assert pinned(world, "b").reason == "it needs 3 bytes more; the budget for pins has 1 left"
+    world.ask("c", range(70), 1, scope=scope, pins=(Pin(56, 60.0),))
+    while world.step():
+        pass
+    assert (pinned(world, "c").granted, pins.blocks, pins.bytes_of("small")) == (True, 12, 12)
+
+
+def test_a_pin_of_what_is_held_no_more_says_so() -> None:
+    world = World(16, SIZE)
+    world.ask("a", range(40), 1, session_id="talk")
+    world.run()
+    desk = Desk(world.scheduler, world.history, world.log)
+    granted = desk.pin("", "talk", 0.5, world.clock.now())
+    assert (granted.tokens, granted.reason) == (40, None)
+    world.clock.advance(1.0)
+    desk.clear(world.clock.now())
+    world.step()
+    desk.clear(world.clock.now())
+    refused = desk.pin("", "talk", 60.0, world.clock.now())
+    assert refused.reason == "nothing to pin: 0 of 5 full blocks before its end can be reused: no more is held"
+    world.ask("b", range(20), 1)
+    world.run()
+    half = desk.pin("", "talk", 60.0, world.clock.now())
+    assert (half.granted, half.tokens) == (True, 16)
+    assert half.reason == "2 of 5 full blocks before its end can be reused: no more is held"
 
 
 class EverythingWithWindows(Everything):

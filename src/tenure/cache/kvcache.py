@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -154,11 +154,19 @@ class KvCache:
 
     def weight(self, lease: Lease) -> int:
         """Blocks of the first group of layers that take as much room as what a lease holds."""
-        return self._supply.weight(Takes(tuple(len(table) - table.count(NO_BLOCK) for table in lease.tables), 0))
+        return self.weigh(len(table) - table.count(NO_BLOCK) for table in lease.tables)
 
     def weighs(self, blocks: int) -> int:
         """The same of a sequence that has come to so many blocks."""
-        return self._supply.weight(Takes(tuple(group.held(blocks, self._size) for group in self._pool.groups), 0))
+        return self.weigh(group.held(blocks, self._size) for group in self._pool.groups)
+
+    def weigh(self, blocks: Iterable[int]) -> int:
+        """The same of so many blocks of each group."""
+        return self._supply.weight(Takes(tuple(blocks), 0))
+
+    def seen(self, keys: Sequence[Key]) -> list[Sequence[Key]]:
+        """Of a path of blocks, those of each group of layers that who goes on behind it sees."""
+        return [keys[first:] for first in self._windows.seen(self._size * len(keys))]
 
     def tokens_of(self, blocks: Sequence[Key]) -> int:
         """How many tokens these blocks hold."""

@@ -157,7 +157,6 @@ class Desk:
         match = self._cache.match(talk.scope, tokens)
         on_hold = (talk.scope.tenant, name) in self._scheduler.on_hold
         states = {STATES.get(seq.phase, "waiting") for seq in talk.live}
-        size = self._cache.block_tokens
         held = [*match.blocks, match.head.block if match.head else None]
         leased = [[*seq.lease.blocks, seq.lease.open] for seq in talk.live if seq.lease is not None]
         computed = max([match.tokens, *(seq.computed for seq in talk.live)])
@@ -170,7 +169,7 @@ class Desk:
             idle_s=0.0 if talk.live else max(0.0, now - talk.at),
             state="paused" if on_hold else min(states, default="idle"),
             pins=tuple(
-                PinView(len(pin.keys) * size, len(pin.keys) * self._scheduler.limits.block_bytes, pin.until - now)
+                PinView(len(pin.tokens), pin.blocks * self._scheduler.limits.block_bytes, pin.until - now)
                 for pin in self._pins.within(talk.scope, match.keys)
                 if pin.until > now
             ),
