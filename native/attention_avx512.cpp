@@ -16,7 +16,7 @@ constexpr int kRows = 6, kIntegerRows = 3;  // GCC 12 keeps the sums of more int
 
 struct Work {
     uint16_t* q;   // [rows][head_dim] bf16
-    int16_t* q16;  // [rows][head_dim] integers, to be multiplied by q_scale
+    int16_t* q16;  // [rows][head_dim] turned, as integers, to be multiplied by q_scale
     float* q_scale;
     bool has_q16;
     float* l;      // [rows][16] lane sums
@@ -147,7 +147,7 @@ void weigh_step(const Step& step, const uint16_t (*p)[kStepTokens], const float 
         const int first = step.first > kTiles * i ? step.first : kTiles * i;
         const int end = step.tiles < kTiles * (i + 1) ? step.tiles : kTiles * (i + 1);
         if (step.v8[i])
-            integer_weigh_columns<R, each>(step, i, wide, head_dim, o);
+            integer_weigh_columns<R, each>(step, i, wide, head_dim, turned);
         else if (step.v4[i])
             level_weigh_columns<R, each>(step, i, first, end, p, head_dim, turned);
         else
@@ -328,13 +328,15 @@ void start_turning(const Span& span, Work& work) {
     std::memset(work.turned, 0, sizeof(float) * span.rows * span.head_dim);
 }
 
-// From here on there are keys that are integers: queries as integers of 15 bits.
+// From here on there are keys that are integers, and turned: queries turned, as integers of 15 bits.
 void start_integers(const Span& span, Work& work) {
     if (work.has_q16) return;
     work.has_q16 = true;
     const int dim = span.head_dim;
+    alignas(64) float q[kMaxHeadDim];
     for (int r = 0; r < span.rows; r++) {
-        const float* q = span.query(r);
+        std::memcpy(q, span.query(r), sizeof(float) * dim);
+        turn(q, dim);
         __m512 top = _mm512_setzero_ps();
         for (int d = 0; d < dim; d += 16) top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(q + d)));
         const float most = _mm512_reduce_max_ps(top), largest = most > kLeastLargest ? most : kLeastLargest;

@@ -14,7 +14,7 @@ namespace {
 constexpr int kRows = 4;  // rows that share one pass over a tile
 
 struct Rows {
-    const float* q[kRows];
+    const float *q[kRows], *turned_q[kRows];
     int from[kRows];   // tokens of the step it is too late to see; may be <= 0 or > 64
     int limit[kRows];  // tokens of the step that are not too early for it; likewise
     int first;         // index of the first row in the part
@@ -134,7 +134,8 @@ void absorb(const float* score, int from, int limit, int head_dim, float* o, flo
 
 struct Work {
     float* l;       // [rows][16] lane sums
-    float* turned;  // [rows][head_dim] sums of turned V; null: there are none
+    float* turned;    // [rows][head_dim] sums of turned V; null: there are none
+    float* turned_q;  // [rows][head_dim] for turned K; likewise
     float soft_cap;
 };
 
@@ -169,7 +170,8 @@ void step_rows(const StepTiles& step, const Rows& rows, const Part& part, const 
     for (int i = 0; i < kTilesPerStep; i++) {
         Sums<R> sums;
         sums.clear();
-        Tile<codec>::template scores<R>(step.tile[i], head_dim, rows.q, sums);
+        const bool turns = step.k_turned[i / (kTilesPerStep / kBlocksPerStep)];
+        Tile<codec>::template scores<R>(step.tile[i], head_dim, turns ? rows.turned_q : rows.q, sums);
         sums.write(score[0] + kTileTokens * i, kStepTokens);
     }
     float *o = part.o + rows.first * head_dim, *turned = work.turned ? work.turned + rows.first * head_dim : nullptr;
@@ -196,6 +198,7 @@ void span_rows(const Span& span, const StepTiles& step, const Part& part, const 
         rows.first = row;
         for (int r = 0; r < count; r++) {
             rows.q[r] = span.query(row + r);
+            rows.turned_q[r] = work.turned_q ? work.turned_q + (row + r) * span.head_dim : nullptr;
             rows.from[r] = span.first_seen(row + r) - step.begin;
             rows.limit[r] = span.visible_to(row + r) - step.begin;
         }
@@ -212,9 +215,16 @@ void span_rows(const Span& span, const StepTiles& step, const Part& part, const 
 struct Scratch {
     StepScratch step;
     float l[kMaxTileRows][kTileTokens];
-    float turned[kMaxTileRows * kMaxHeadDim];
+    float turned[kMaxTileRows * kMaxHeadDim], turned_q[kMaxTileRows * kMaxHeadDim];
 };
 static_assert(sizeof(Scratch) <= span_scratch_bytes());
+
+void turn_queries(const Span& span, float* turned) {
+    for (int r = 0; r < span.rows; r++, turned += span.head_dim) {
+        std::memcpy(turned, span.query(r), sizeof(float) * span.head_dim);
+        turn(turned, span.head_dim);
+    }
+}
 
 // What was summed turned, turned back.
 void turn_back(const Span& span, const Part& part, float* turned) {
@@ -228,7 +238,7 @@ void turn_back(const Span& span, const Part& part, float* turned) {
 template <Codec codec>
 void span(const Span& span, const Part& part, void* memory) {
     auto& scratch = *static_cast<Scratch*>(memory);
-    Work work{scratch.l[0], nullptr, span.soft_cap};
+    Work work{scratch.l[0], nullptr, nullptr, span.soft_cap};
     for (int r = 0; r < span.rows; r++) part.m[r] = kLowest;
     std::memset(work.l, 0, sizeof(scratch.l[0]) * span.rows);
     std::memset(part.o, 0, sizeof(float) * span.rows * span.head_dim);
@@ -238,6 +248,10 @@ void span(const Span& span, const Part& part, void* memory) {
         if ((step.turned[0] || step.turned[1]) && !work.turned) {
             work.turned = scratch.turned;
             std::memset(work.turned, 0, sizeof(float) * span.rows * span.head_dim);
+        }
+        if ((step.k_turned[0] || step.k_turned[1]) && !work.turned_q) {
+            work.turned_q = scratch.turned_q;
+            turn_queries(span, work.turned_q);
         }
         span_rows<codec>(span, step, part, work);
     }

@@ -19,7 +19,7 @@ struct StepScratch {
 struct StepTiles {
     const uint8_t* tile[kTilesPerStep];  // in the staged layout
     const float *k_scale, *v_scale;      // [64] of scores and of probabilities; null: all ones
-    bool turned[kBlocksPerStep];         // whether V is (turn.h)
+    bool k_turned[kBlocksPerStep], turned[kBlocksPerStep];  // whether K is, whether V is (turn.h)
     int begin;                           // absolute token
     int tokens;                          // up to the last that some row sees, 1..64
     int from, to;                        // blocks that some row sees: [from, to]
@@ -46,7 +46,8 @@ TENURE_INLINE StepTiles step_at(const Span& span, int begin, int end, const Code
         const Blocks::Head head = blocks.head(begin / kBlockTokens + i);
         tiles[i] = step.head[i] = head.at;
         step.codec[i] = head.codec;
-        step.turned[i] = forms(head.codec).v == Form::int4;
+        step.k_turned[i] = forms(head.codec).k == Form::int8;
+        step.turned[i] = !is_staged(head.codec);
         if (is_staged(head.codec)) continue;
         if (!step.k_scale) {
             for (int t = 0; t < kStepTokens; t++) scratch.k_scale[t] = scratch.v_scale[t] = 1.0f;
@@ -60,6 +61,7 @@ TENURE_INLINE StepTiles step_at(const Span& span, int begin, int end, const Code
     }
     for (int i = 0; i < kBlocksPerStep; i++) {
         const int seen = i < from ? from : i > to ? to : i;
+        step.k_turned[i] = step.k_turned[seen];
         step.turned[i] = step.turned[seen];
         step.head[i] = step.head[seen];
         step.codec[i] = step.codec[seen];

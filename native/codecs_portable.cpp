@@ -1,10 +1,10 @@
 // Writing, encoding and expanding the heads of blocks, on vector extensions.
 //
 // An encoded head is [K scales][V scales][K][V]:
-//   K int8: f16 [32 tokens];  [2 tiles][head_dim / 2][16 tokens][2] of one byte
+//   K int8: f16 [32 tokens];  [2 tiles][head_dim / 2][16 tokens][2] of one byte, turned (turn.h)
 //   K int4: f16 [head_dim] least value, 8 bits [head_dim] scale;  [2 tiles][head_dim / 8][16 tokens][2] of 16 bits
-//   V int8: f16 [32 tokens];  [16 token pairs][head_dim][2] of one byte
-//   V int4: f16 [32 tokens];  [2 tiles][2][head_dim][2] of 16 bits: indices into kLevels, turned (turn.h)
+//   V int8: f16 [32 tokens];  [16 token pairs][head_dim][2] of one byte, turned
+//   V int4: f16 [32 tokens];  [2 tiles][2][head_dim][2] of 16 bits: indices into kLevels, turned
 // That is the order of the staged layout, whose pairs lie in one 32-bit lane. Of the 4-bit forms four such rows (pairs of
 // channels, pairs of tokens) share 16 bits, the first lowest: shifting them down unpacks them with lanes staying in place.
 // Integers of 8 bits and the levels are exact in bf16, so expanding them loses nothing: scales of tokens are left to the
@@ -148,23 +148,25 @@ TENURE_INLINE u32x16 round_lanes(f32x16 x) {
 
 // ---- encoding
 
+constexpr int kMaxDim = 256;
+
 void encode_k8(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_dim) {
+    f32x16 k[kMaxDim];
     for (int tile = 0; tile < kTiles; tile++, out += kTileTokens * head_dim) {
         const uint8_t* keys = staged_keys(staged, tile, head_dim);
-        f32x16 top = {};
-        for (int i = 0; i < head_dim / 2; i++) {
-            const auto pair = load<u32x16>(keys + 64 * i);
-            top = vmax(top, vmax(magnitude(low_bf16(pair)), magnitude(high_bf16(pair))));
+        for (int d = 0; d < head_dim; d += 2) {
+            const auto pair = load<u32x16>(keys + 32 * d);
+            k[d] = low_bf16(pair);
+            k[d + 1] = high_bf16(pair);
         }
-        f32x16 inverse;
+        turn_lanes(k, head_dim);
+        f32x16 top = {}, inverse;
+        for (int d = 0; d < head_dim; d++) top = vmax(top, magnitude(k[d]));
         for (int t = 0; t < kTileTokens; t++)
             inverse[t] = 1.0f / stored_scale(scales + 2 * (kTileTokens * tile + t), top[t] / 127.0f);
-        for (int i = 0; i < head_dim / 2; i++) {
-            const auto pair = load<u32x16>(keys + 64 * i);
-            const i32x16 even = rounded(low_bf16(pair) * inverse, -127.0f, 127.0f);
-            const i32x16 odd = rounded(high_bf16(pair) * inverse, -127.0f, 127.0f);
-            store_pairs(out + 2 * i * kTileTokens, even, odd);
-        }
+        for (int d = 0; d < head_dim; d += 2)
+            store_pairs(out + d * kTileTokens, rounded(k[d] * inverse, -127.0f, 127.0f),
+                        rounded(k[d + 1] * inverse, -127.0f, 127.0f));
     }
 }
 
@@ -177,12 +179,11 @@ void unstage_value(const uint8_t* staged, int token, int head_dim, float* out) {
     }
 }
 
-constexpr int kMaxDim = 256;
-
-// The V of a token as integers; its scale is stored.
+// The V of a token turned, as integers; its scale is stored.
 void encode_value(const uint8_t* staged, int token, uint8_t* scale, int head_dim, i32x16* out) {
     alignas(64) float v[kMaxDim];
     unstage_value(staged, token, head_dim, v);
+    turn(v, head_dim);
     f32x16 top = {};
     for (int d = 0; d < head_dim; d += 16) top = vmax(top, magnitude(load<f32x16>(v + d)));
     const f32x16 inverse = splat(1.0f / stored_scale(scale, max_lanes(top) / 127.0f));
@@ -463,15 +464,19 @@ void restore(const uint8_t* head, uint8_t* staged, int head_dim) {
     for (int tile = 0; tile < kTiles; tile++) {
         uint8_t* keys = staged + 2 * tile * 2 * kTileTokens * head_dim;
         const auto scale = load<f32x16>(k_scale + kTileTokens * tile);
-        for (int i = 0; i < head_dim / 2; i++, keys += 64) {
-            const auto pair = load<u32x16>(keys);
-            store(keys, round_lanes(low_bf16(pair) * scale) | round_lanes(high_bf16(pair) * scale) << 16);
+        f32x16 k[kMaxDim];
+        for (int d = 0; d < head_dim; d += 2) {
+            const auto pair = load<u32x16>(keys + 32 * d);
+            k[d] = low_bf16(pair) * scale;
+            k[d + 1] = high_bf16(pair) * scale;
         }
+        if (k_form == Form::int8) turn_lanes(k, head_dim);
+        for (int d = 0; d < head_dim; d += 2) store(keys + 32 * d, round_lanes(k[d]) | round_lanes(k[d + 1]) << 16);
     }
     for (int token = 0; token < kBlockTokens; token++) {
         unstage_value(staged, token, head_dim, v);
         for (int d = 0; d < head_dim; d += 16) store(v + d, load<f32x16>(v + d) * splat(v_scale[token]));
-        if (v_form == Form::int4) turn(v, head_dim);
+        turn(v, head_dim);
         uint8_t* pairs = staged + (2 * (token / kTileTokens) + 1) * 2 * kTileTokens * head_dim;
         auto* to = reinterpret_cast<uint16_t*>(pairs + token % kTileTokens / 2 * 4 * head_dim) + token % 2;
         for (int d = 0; d < head_dim; d++) to[2 * d] = static_cast<uint16_t>(bf16_bits(v[d]));

@@ -67,12 +67,6 @@ def _scale(x: AnyFloats) -> Floats:
     return _half(np.maximum(x, 1e-7))
 
 
-def int8_tokens(x: AnyFloats) -> Floats:
-    """x [..., dim] as int8 with one f16 scale per vector holds it."""
-    scale = _scale(np.abs(x).max(-1, keepdims=True) / 127.0)
-    return np.asarray(np.clip(np.rint(x / scale), -127, 127) * scale)
-
-
 def int4_channels(k: AnyFloats) -> Floats:
     """k [32, kv_heads, dim], one block, as 4 bits with a scale and a least value per channel hold it."""
     least = _half(k.min(0, keepdims=True))
@@ -92,6 +86,13 @@ def turn(x: AnyFloats) -> Floats:
     return np.asarray((x.reshape(-1, run) @ basis / np.sqrt(run)).reshape(x.shape))
 
 
+def turned_int8(x: AnyFloats) -> Floats:
+    """x [..., dim] turned, as int8 with one f16 scale per vector, turned back."""
+    turned = turn(x.astype(np.float64))
+    scale = _scale(np.abs(turned).max(-1, keepdims=True) / 127.0)
+    return turn(np.clip(np.rint(turned / scale), -127, 127) * scale)
+
+
 def int4_levels(v: AnyFloats) -> Floats:
     """v [..., dim] turned, as the nearest of 16 levels with one f16 scale per vector, turned back."""
     turned = turn(v.astype(np.float64))
@@ -107,11 +108,11 @@ def stored(codec: str, k: AnyFloats, v: AnyFloats) -> tuple[Floats, Floats]:
     for start in range(0, len(k) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         block = slice(start, start + BLOCK_TOKENS)
         if codec in ("int8", "k8v4"):
-            k[block] = int8_tokens(k[block])
+            k[block] = turned_int8(k[block])
         elif codec == "int4":
             k[block] = int4_channels(k[block])
         if codec == "int8":
-            v[block] = int8_tokens(v[block])
+            v[block] = turned_int8(v[block])
         elif codec in ("k8v4", "int4"):
             v[block] = int4_levels(v[block])
     return k, v
