@@ -1,7 +1,7 @@
 """What a guide costs: ``python -m bench.guided``. Milliseconds per token of guided and of plain answers, turn by turn.
 
 Both kinds give exactly so many tokens after the same prompts, from one engine; the guide is compiled before. Each
-repetition runs one of each kind, so that both meet the same machine; the figures are medians.
+repetition runs one of each kind, so that both meet the same machine, with a seed of its own; the figures are medians.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ MOST = 0.10
 """How much slower tokens may come."""
 
 
-def per_token_ms(engine: Engine, guide: Guide | None, sequences: int, tokens: int) -> float:
+def per_token_ms(engine: Engine, guide: Guide | None, sequences: int, tokens: int, seed: int = 0) -> float:
     """Milliseconds between two tokens of `sequences` answers side by side, answers to one prompt: so all of them begin
     in the same step, and what one of them costs before its first token is not in the figure."""
     ids = engine.encode("List things that are often found in a kitchen, as JSON:")
-    sampling = Sampling(temperature=0.8, seed=1, max_tokens=tokens, guide=guide, ignore_eos=guide is None)
+    sampling = Sampling(temperature=0.8, seed=seed, max_tokens=tokens, guide=guide, ignore_eos=guide is None)
     name = uuid.uuid4().hex
     handle = engine.submit(Request(name, tuple(ids), engine.scope(tenant="", salt=name), sampling, sequences))
     _, done = handle.result()
@@ -57,9 +57,9 @@ def per_token_ms(engine: Engine, guide: Guide | None, sequences: int, tokens: in
 def compare(engine: Engine, sequences: int, tokens: int, repeat: int) -> dict[str, float]:
     """Median milliseconds per token of each kind."""
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for _ in range(repeat):
+    for seed in range(1, repeat + 1):
         for kind, guide in KINDS.items():
-            found[kind].append(per_token_ms(engine, guide, sequences, tokens))
+            found[kind].append(per_token_ms(engine, guide, sequences, tokens, seed))
     return {kind: statistics.median(times) for kind, times in found.items()}
 
 
