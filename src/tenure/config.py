@@ -364,8 +364,6 @@ def read_toml(file: Path) -> dict[str, object]:
     try:
         with file.open("rb") as stream:
             table = tomllib.load(stream)
-    except FileNotFoundError:
-        raise ConfigError("config", f"--config {file}: there is no such file") from None
     except OSError as error:
         raise ConfigError("config", f"--config {file}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -121,7 +121,7 @@ def test_wrong_files_are_named(tmp_path: Path, content: str, words: str) -> None
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
         resolve({}, {}, tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         resolve({}, {}, tmp_path)

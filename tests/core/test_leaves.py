@@ -65,7 +65,7 @@ def work(bench: Bench, random: Random, steps: int) -> None:
 def search(bench: Bench, n: int, now: float) -> list[Node]:
     """The contract in the plainest words: of the longest idle leaves of all buckets, the one with the lowest rank."""
     cache, policy = bench.cache, bench.policy
-    left = {node for node in cache._index.nodes.values() if cache._idle(node)}
+    left = {node for node in cache._index.nodes.values() if not node.holds}
     chosen: list[Node] = []
     for _ in range(n):
         parents = {node.parent for node in left}

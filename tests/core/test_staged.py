@@ -168,16 +168,13 @@ class StagedMachine(RuleBasedStateMachine):
 
     @property
     def sure(self) -> int:
-        """Tokens that a sequence alone is sure to get: the pool, less the slabs that blocks of windows may lie in which
-        were taken while there was room, and are not left yet."""
-        layout, blocks = self.layout, self.layout.blocks
-        if len(layout.groups) > 1:
-            slabs = [
-                -(-(group.held(1 << 30, B) + AHEAD) // layout.slots[k])
-                for k, group in zip(layout.stored, layout.groups, strict=True)
-            ]
-            blocks -= sum(slabs[1:]) * layout.slots[0]
-        return B * blocks
+        """Tokens that a sequence alone is sure to get: the pool, less the slabs beyond those kept in which blocks of
+        windows may lie that were taken while there was room, and are not left yet: one more where they begin inside."""
+        layout, slabs = self.layout, 0
+        for k, group in list(zip(layout.stored, layout.groups, strict=True))[1:]:
+            most = -(-(group.held(1 << 30, B) + AHEAD) // layout.slots[k]) + (layout.slots[k] > 1)
+            slabs += max(0, most - layout.kept[k])
+        return B * (layout.blocks - slabs * layout.slots[0])
 
     def plan(self, ask: Ask) -> Plan | Shortfall:
         """The cache's plan; whoever grows is only told of a shortfall when nothing that could go would make room."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -119,6 +120,47 @@ def test_a_tenants_limit_binds_where_its_window_says(windows: tuple[int | None, 
         assert world.receipt("a").limit_cause == window.cause
         answered += 1
     assert answered or most == 4
+
+
+LAYERS = [
+    ((1, None), (1, 10)),
+    ((1, None), (5, 30)),
+    ((2, None), (5, 10)),
+    ((1, None), (2, 22), (1, 9)),
+    ((1, 12), (3, 6)),
+]
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_who_is_alone_gets_as_far_as_its_window_says(layers: tuple[tuple[int, int | None], ...], codec: str) -> None:
+    """Whatever others have left, and wherever its own windows have come to lie: to the token where a slab is a block,
+    and else to a slab for each group with a window that lies across two (docs/concepts.md)."""
+    groups = tuple(LayerGroup(n, window) for n, window in layers)
+    geometry = KvGeometry(sum(n for n, _ in layers), 1, 64, block_tokens=4, groups=groups)
+    exact = all_tried = 0
+    for seed in range(6):
+        chance = Random(seed)
+        more = chance.randrange(3, 9) * geometry.block_bytes(codec)
+        arena = geometry.layout(geometry.least_arena(codec) + more, codec)
+        setup = Setup(layout=arena, codec=codec)
+        world = World(0, 4, seqs=5, batch=chance.choice((7, 64, 1000)), context=100_000, setup=setup)
+        window = world.scheduler.room.window("")
+        most = window.tokens if window.cause == "pool" else 8 * arena.blocks  # windows only: it has no end
+        for i in range(chance.choice((0, 3, 8))):
+            world.ask(f"before{i}", range(1000 * i, 1000 * i + chance.randrange(2, most // 2)), chance.randrange(1, 9))
+        world.run(20_000)
+        prompt = chance.randrange(1, most)
+        world.ask("a", range(prompt), None if window.cause == "pool" else 200)
+        world.run(20_000)
+        if window.cause != "pool":
+            assert world.receipt("a").limit_cause == "max_tokens"
+            continue
+        assert world.receipt("a").limit_cause == "pool"
+        got, all_tried = prompt + len(world.text("a")) - 1, all_tried + 1
+        exact += got >= most
+        assert got >= most - 4 * arena.slots[0] * (len(groups) - 1) * (max(arena.slots) > 1)
+    assert exact >= 0.6 * all_tried
 
 
 def pinned(world: World, name: str) -> PinReceipt:

@@ -70,6 +70,5 @@ class Finder:
                 break
             at += self._size
             behind = self.roots.fork(scope, name) if at == self._size * common else name
-        if reason == "recoded":
-            first = None
-        return Lost(again, first.reason if first else reason, first, older)
+        gone = None if reason == "recoded" else first
+        return Lost(again, gone.reason if gone else reason, gone, older)

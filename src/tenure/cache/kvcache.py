@@ -274,7 +274,7 @@ class KvCache:
         tail = [self._index.nodes[head.key]] if head and head.whole else []
         dropped = 0
         for node in (*tail, *reversed(path)):
-            if node.kids or not self._idle(node):
+            if node.kids or node.holds:
                 break
             self._evict(node, Fate.DROPPED, by, reason, now)
             dropped += 1
@@ -329,7 +329,7 @@ class KvCache:
     def drop_unleased(self, now: float) -> int:
         """Evict everything nobody leases; the number of blocks dropped."""
         self._epoch += 1
-        idle = [node for node in self._index.nodes.values() if self._idle(node)]
+        idle = [node for node in self._index.nodes.values() if not node.holds]
         for node in sorted(idle, key=lambda node: -node.depth):
             self._evict(node, Fate.DROPPED, "operator", "reset", now)
         for node in list(self._index.nodes.values()):
@@ -346,9 +346,6 @@ class KvCache:
         if held is None or held.lease is not lease:
             raise ValueError(f"lease {lease.id} was released, or this is not its newest receipt")
         return held
-
-    def _idle(self, node: Node) -> bool:
-        return not node.holds
 
     def _take_head(
         self, head: Head, source: Node, into: Sequence[BlockId], i: int, now: float
@@ -421,7 +418,7 @@ class KvCache:
         self.ghosts.forget(node.name)
         self._told_stored(node, now)
         shorter = self._index.shorter(node, self._usable)
-        if shorter and self._idle(shorter):
+        if shorter and not shorter.holds:
             self._evict(shorter, Fate.DUPLICATE, "cache", "a longer block holds it", now)
         return node
 
@@ -472,7 +469,7 @@ class KvCache:
 
     def _revoke(self, nodes: list[Node], why: str, now: float) -> None:
         """Let go of what is bad, from the first of `nodes` that nobody leases: all behind an idle block is idle."""
-        bad = [node for node in nodes if self._idle(node)][:1]
+        bad = [node for node in nodes if not node.holds][:1]
         for node in bad:
             bad.extend(node.kids)  # grows while it is read: the whole subtree, parents first
         for node in reversed(bad):

@@ -173,7 +173,8 @@ class SlabPool(BlockPool):
     """Blocks of several kinds in slabs; an empty slab serves any kind. Counts are in stored blocks: a slab of another
     kind counts as the stored blocks it could hold, leased while one of its blocks is.
 
-    Some slabs are kept for what is staged and for what windows see, so that whoever is alone can always go on.
+    Some slabs of a kind are kept for what is staged and for what windows see, so that whoever is alone can always go
+    on. So many are kept, not certain ones: whichever of them becomes empty serves anyone, while enough are left.
     """
 
     def __init__(self, layout: ArenaLayout) -> None:
@@ -195,11 +196,13 @@ class SlabPool(BlockPool):
         self.empty = list(range(layout.slabs - 1, -1, -1))
         self.free_of = [0] * len(layout.kinds)
         """Free places of each kind in slabs of that kind."""
-        self.kept: frozenset[int] = frozenset()
+        self.slabs_of = [0] * len(layout.kinds)
+        """Those cut for each kind."""
         self._places: list[list[BlockId]] = [[] for _ in range(layout.slabs)]
         self._open: list[set[int]] = [set() for _ in layout.kinds]
         self._counts: PoolCounts | None = None
-        self.kept = frozenset(self._cut(kind) for kind, n in enumerate(layout.kept) for _ in range(n))
+        for kind in [kind for kind, n in enumerate(layout.kept) for _ in range(n)]:
+            self._cut(kind)
 
     # ---- ask
 
@@ -218,13 +221,16 @@ class SlabPool(BlockPool):
     def counts(self) -> PoolCounts:
         if self._counts is None:
             each, leased, cached = self.layout.slots[STORED], 0, 0
+            busy = [-kept for kept in self.layout.kept]
             for slab, kind in enumerate(self.kind_in):
                 if kind == STORED:
                     leased += self.leased_in[slab]
                     cached += self.used_in[slab] - self.leased_in[slab]
-                elif kind is not None and slab not in self.kept:
-                    leased += each if self.leased_in[slab] else 0
-                    cached += 0 if self.leased_in[slab] else each
+                elif kind is not None:
+                    busy[kind] += self.leased_in[slab] > 0
+            apart = sum(max(0, n) for n in busy)
+            leased += each * apart
+            cached += each * (sum(self.slabs_of) - self.slabs_of[STORED] - sum(self.layout.kept) - apart)
             self._counts = PoolCounts(leased, cached, self.total - leased - cached, self.total)
         return self._counts
 
@@ -250,11 +256,12 @@ class SlabPool(BlockPool):
         stays = list(self.leased_in)
         for block in spared:
             stays[self.slab_of[block]] += 1
-        anyones, own = len(self.empty), [0] * len(slots)
-        for slab, kind in enumerate(self.kind_in):
+        anyones, own, kept = len(self.empty), [0] * len(slots), list(self.layout.kept)
+        for slab, kind in sorted(enumerate(self.kind_in), key=lambda pair: not stays[pair[0]]):
             if kind is not None:
-                if stays[slab] or slab in self.kept:
+                if stays[slab] or kept[kind] > 0:
                     own[kind] += slots[kind] - stays[slab]
+                    kept[kind] -= 1
                 else:
                     anyones += 1
         slabs = [-(-max(0, n - own[kind]) // slots[kind]) for kind, n in wanted]
@@ -299,10 +306,12 @@ class SlabPool(BlockPool):
             free_of[kind] += len(self._places[slab])
             if len(self._places[slab]) != slots[kind] - self.used_in[slab] or leased[slab] != self.leased_in[slab]:
                 raise Corrupt(f"slab {slab} miscounts what is in it")
-            if not self.used_in[slab] and slab not in self.kept:
+            if not self.used_in[slab] and self.slabs_of[kind] > self.layout.kept[kind]:
                 raise Corrupt(f"slab {slab} is empty and was not given back")
             if (slab in self._open[kind]) != bool(self._places[slab]):
                 raise Corrupt(f"slab {slab} is not filed by whether it has room")
+        if self.slabs_of != [self.kind_in.count(kind) for kind in range(len(slots))]:
+            raise Corrupt(f"slabs of each kind are {self.kind_in}, counted {self.slabs_of}")
         if free_of != self.free_of:
             raise Corrupt(f"free places are {free_of}, counted {self.free_of}")
 
@@ -340,7 +349,8 @@ class SlabPool(BlockPool):
         self.free_of[kind] += 1
         self._places[slab].append(block)
         self._open[kind].add(slab)
-        if not self.used_in[slab] and slab not in self.kept:
+        if not self.used_in[slab] and self.slabs_of[kind] > self.layout.kept[kind]:
+            self.slabs_of[kind] -= 1
             self.free_of[kind] -= self.layout.slots[kind]
             self._places[slab].clear()
             self._open[kind].discard(slab)
@@ -359,6 +369,7 @@ class SlabPool(BlockPool):
         first = self.layout.first[kind] + slab * slots
         self._places[slab] = [BlockId(i) for i in range(first + slots - 1, first - 1, -1)]
         self.kind_in[slab] = kind
+        self.slabs_of[kind] += 1
         self.free_of[kind] += slots
         self._open[kind].add(slab)
         return slab
@@ -371,6 +382,7 @@ class SlabRoom(Room):
         self._pool = pool
         self._wanted = wanted
         self._free = list(pool.free_of)
+        self._slabs = list(pool.slabs_of)
         self._empty = len(pool.empty)
         self._used: dict[int, int] = {}
 
@@ -392,6 +404,7 @@ class SlabRoom(Room):
             raise Corrupt(f"block {block} lies in an empty slab")
         used = self._used[slab] = self._used.get(slab, pool.used_in[slab]) - 1
         self._free[kind] += 1
-        if not used and slab not in pool.kept:
+        if not used and self._slabs[kind] > pool.layout.kept[kind]:
+            self._slabs[kind] -= 1
             self._free[kind] -= pool.layout.slots[kind]
             self._empty += 1
