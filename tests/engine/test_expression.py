@@ -214,17 +214,22 @@ def test_masks_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     size = 4 * -(-loaded.shape.vocab // 32)
     monkeypatch.setattr(guided, "KEPT_BYTES", 10 * (size + guided._KEY_BYTES))
     guides = Guides(loaded.tokenizer, loaded.shape.vocab, loaded.eos_ids)
+
+    def found(one: Matcher) -> NDArray[np.int32] | None:
+        assert one._place is not None
+        return guides._known.find((one._guide, one._place.ahead()))
+
     used = guides.start(Guide("regex", "[a-z]{3,9}"))
     bits(used)
+    first = found(used)
+    assert first is not None and first.base is None, "a row would keep those of all answers of its step"
     for i in range(150):
         new = guides.start(Guide("regex", f"[a-z]{{3,{10 + i}}}"))
         bits(new)
         bits(used)
         assert len(guides._known) <= 10
         assert len(guides._compiled) <= guided._KEPT
-    for one in (used, new):
-        assert one._place is not None
-        assert guides._known.find((one._guide, one._place.ahead())) is not None
+    assert found(used) is first and found(new) is not None
 
 
 def test_what_one_text_must_follow_is_not_kept() -> None:
