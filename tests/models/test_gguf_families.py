@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tenure import models
 from tenure.errors import BrokenFile
+from tenure.models.anatomy import anatomy
 from tenure.models.families import GGUF_ARCHITECTURES
 from tenure.models.fields import Fields
 from tenure.models.gguf import GgufFile
@@ -110,6 +111,7 @@ def test_k_quants(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.INFO, "tenure.models"):
         auto = models.load(str(path), kv_codec="f32")
     assert auto.weights == f"{'int4' if kind == 'Q4_K' else 'int8'} ({kind})"
+    assert anatomy(str(path)).weight_bytes() == auto.weight_bytes
     [message] = [record.message for record in caplog.records]
     error = float(message.rpartition(" ")[2])
     assert message.startswith(f"{path}: kept as {auto.weights}, relative error ")

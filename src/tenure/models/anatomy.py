@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tenure.errors import BrokenFile, ModelNotFound, UnsupportedModel
+from tenure.models import kquants
 from tenure.models.anatomy_gguf import of_header
 from tenure.models.anatomy_hf import of_fields
 from tenure.models.families import Config, norm_sizes
@@ -61,7 +62,7 @@ def of_gguf(name: str, file: GgufFile) -> Anatomy:
     return _served(name, config, "", types)
 
 
-_FORMATS = {"F32": "bf16", "F16": "bf16", "BF16": "bf16", "Q4_0": "int4", "Q4_1": "int4", "IQ4_NL": "int4"}
+_FORMATS = {"F32": "bf16", "F16": "bf16", "BF16": "bf16", "Q4_0": "int4", "Q4_1": "int4"}
 _PARTS = {
     "qkv": ("attn_q", "attn_k", "attn_v"), "o": ("attn_output",), "gate_up": ("ffn_gate", "ffn_up"),
     "down": ("ffn_down",),
@@ -120,7 +121,7 @@ def _bias_rows(config: Config, part: str, tensors: tuple[str, ...], types: dict[
 
 
 def _kept_as(type: str) -> str:
-    return _FORMATS.get(type, "int8")
+    return kquants.kept_as(type) if type in kquants.KINDS else _FORMATS.get(type, "int8")
 
 
 def _fields(path: Path) -> Fields:
