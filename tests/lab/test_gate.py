@@ -134,6 +134,17 @@ def test_serving_is_refused_below_the_floor_and_the_nearest_codec_named(tiny: Mo
     assert gate(tiny, "bf16", settings_of(), None) == "exact"
 
 
+def test_figures_of_another_version_are_measured_again(
+    tiny: Model, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.keep(tiny.fingerprint, "tiny", "t", {"int8": GOOD})
+    monkeypatch.setattr("tenure.__version__", "9.9")
+    assert shelf.stored(tiny.fingerprint, "t") == {}
+    assert "another version of Tenure" in capsys.readouterr().err
+    shelf.keep(tiny.fingerprint, "tiny", "t", {"int4": BAD})
+    assert shelf.stored(tiny.fingerprint, "t") == {"int4": BAD}
+
+
 def test_figures_of_another_model_are_not_used(tiny: Model, capsys: pytest.CaptureFixture[str]) -> None:
     place = shelf.keep(tiny.fingerprint, "tiny", "t", {"int8": GOOD})
     assert shelf.stored(tiny.fingerprint, "t") == {"int8": GOOD}

@@ -1,4 +1,5 @@
-"""Figures of the quality gate, kept in the user's cache under the fingerprint of the model they were measured on."""
+"""Figures of the quality gate, kept in the user's cache under the fingerprint of the model they were measured on. Only the
+version of Tenure that measured them uses them: another one may encode differently."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tenure
 from tenure.cli.calibration import cache_dir
 from tenure.cli.options import complain
 from tenure.errors import ConfigError
@@ -24,15 +26,23 @@ def stored(fingerprint: str, text: str) -> dict[str, Quality]:
 
     place = file(fingerprint)
     try:
-        found: Any = json.loads(place.read_bytes())
-        if found["fingerprint"] != fingerprint:
-            raise ConfigError("quality", f"they are of another model ({found['fingerprint']})")
-        return dict(of_json(found["texts"].get(text, {}), str(place)))
+        return dict(of_json(_texts(place, fingerprint).get(text, {}), str(place)))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         complain(f"{place}: figures not used: {error}; they are measured again")
         return {}
+
+
+def _texts(place: Path, fingerprint: str) -> dict[str, Any]:
+    """What the file holds, by text. ConfigError when it is not of this model, or not by this version."""
+    found: Any = json.loads(place.read_bytes())
+    if found["fingerprint"] != fingerprint:
+        raise ConfigError("quality", f"they are of another model ({found['fingerprint']})")
+    if found.get("version") != tenure.__version__:
+        raise ConfigError("quality", f"they were measured by another version of Tenure ({found.get('version')})")
+    texts: dict[str, Any] = found["texts"]
+    return texts
 
 
 def keep(fingerprint: str, name: str, text: str, found: dict[str, Quality]) -> Path:
@@ -43,11 +53,13 @@ def keep(fingerprint: str, name: str, text: str, found: dict[str, Quality]) -> P
     texts: dict[str, Any] = {}
     if place.is_file():
         try:
-            held = json.loads(place.read_bytes())
-            texts = held["texts"] if held["fingerprint"] == fingerprint else {}
-        except (ValueError, KeyError, TypeError):
+            texts = _texts(place, fingerprint)
+        except ConfigError:
+            texts = {}  # of something else: their place is taken
+        except (ValueError, KeyError, TypeError, AttributeError):
             complain(f"{place}: broken, written again")
     texts[text] = texts.get(text, {}) | to_json(found)
+    held = {"fingerprint": fingerprint, "version": tenure.__version__, "model": name, "texts": texts}
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps({"fingerprint": fingerprint, "model": name, "texts": texts}, indent=1) + "\n")
+    place.write_text(json.dumps(held, indent=1) + "\n")
     return place
