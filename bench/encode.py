@@ -1,8 +1,8 @@
 """What encoding on write takes of a prefill: ``python -m bench.encode [--tokens N]``.
 
 The embedded model (or --model) prefills N tokens whose blocks are encoded as they fill, by all threads; then as many
-blocks are encoded once more, alone, by the same kernel on one thread. That time is divided by the number of threads, over
-which a prefill spreads it. Codecs take turns; medians.
+blocks are encoded once more, alone, by the same kernel on one thread. That time is divided by the number of threads,
+over which a prefill spreads it. Codecs take turns; medians.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Figures of the quality gate, kept in the user's cache under the fingerprint of the model they were measured on. Only the
-version of Tenure that measured them uses them: another one may encode differently."""
+"""Figures of the quality gate, kept in the user's cache under the fingerprint of the model they were measured on.
+
+Only the version of Tenure that measured them uses them: another one may encode differently.
+"""
 
 from __future__ import annotations
 
