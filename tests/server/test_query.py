@@ -77,6 +77,10 @@ def test_what_reads_a_body_takes_any(server: Running) -> None:
     assert server.http.post("/v1/chat/completions?api-version=2026-01-01", json=body).status_code == 200
 
 
+def test_what_azure_clients_add_to_every_request_is_no_question(server: Running) -> None:
+    assert server.http.get("/v1/models?api-version=2026-01-01").status_code == 200
+
+
 def test_a_head_is_a_get_without_a_body(server: Running) -> None:
     assert server.http.head("/v1/kv").status_code == 200
     assert server.http.head("/v1/kv?limit=5").status_code == 400

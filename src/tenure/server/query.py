@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 
 from tenure.errors import InvalidRequest
 
+ANYWHERE = ("api-version",)
+"""What Azure's clients add to every request; it asks for nothing."""
 Endpoint = Callable[[HttpRequest], Awaitable[ASGIApp]]
 
 
@@ -28,7 +30,7 @@ def asked(path: str, endpoint: Endpoint, methods: Sequence[str] = ("GET",), take
 
 def check_query(request: HttpRequest, takes: Sequence[str]) -> None:
     """Raise InvalidRequest for a parameter that is not one of `takes`, or is there twice."""
-    names = [name for name, _ in request.query_params.multi_items()]
+    names = [name for name, _ in request.query_params.multi_items() if name not in ANYWHERE]
     for at, name in enumerate(names):
         if name not in takes:
             known = f"known: {', '.join(takes)}" if takes else "this route takes none"
