@@ -26,8 +26,8 @@ LEAST_TOKENS = 256
 DEPTHS = (0.05, 0.25, 0.5, 0.75, 0.95)
 RECALL_TOKENS = 1024
 RUNS, RUN_TOKENS, RUN_TEMPERATURE = 48, 300, 0.85
-"""Free runs. At a temperature of 0.7 one in seven of a small model ends in repetition whatever the codec, and two codecs
-differ by chance; at 0.85 it is one in a hundred, so that a difference is the codec's."""
+"""Free runs. At a temperature of 0.7 one in seven of a small model ends in repetition whatever the codec, and two
+codecs differ by chance; at 0.85 it is one in a hundred, so that a difference is the codec's."""
 Progress = Callable[[str, float], None]
 MakeProbe = Callable[[Model, str, int, int], Probe]
 
