@@ -400,10 +400,6 @@ def is_loopback(host: str) -> bool:
 def _strangers(env: Mapping[str, str]) -> tuple[str, ...]:
     """Near misses among the environment's TENURE_ names. Others are left alone: Kubernetes adds some of its own."""
     known = tuple(setting.env for setting in SETTINGS)
-    found = []
-    for name in sorted(env):
-        if name.startswith(ENV_PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            if close:
-                found.append(f"{name} is not a setting and has no effect; did you mean {close[0]}?")
-    return tuple(found)
+    strange = (name for name in sorted(env) if name.startswith(ENV_PREFIX) and name not in known)
+    close = ((name, difflib.get_close_matches(name, known, n=1, cutoff=0.85)) for name in strange)
+    return tuple(f"{name} is not a setting and has no effect; did you mean {best[0]}?" for name, best in close if best)

@@ -408,7 +408,7 @@ class KvCache:
             held.tail = None
 
     def _store(self, scope: Scope, parent: Node, ids: tuple[Token, ...], blocks: list[BlockId], now: float) -> Node:
-        """Make leased blocks shareable; an idle tail that they continue goes, since its tokens are held twice now."""
+        """Make leased blocks shareable."""
         node = self._index.attach(parent, keys.chain(parent.key, ids), ids, blocks, now)
         node.holds = 1
         self._windows.watch(node, now)
@@ -417,10 +417,14 @@ class KvCache:
             self._owners[parent.key] = "" if everyone else scope.tenant
         self.ghosts.forget(node.name)
         self._told_stored(node, now)
+        self._outgrown(node, now)
+        return node
+
+    def _outgrown(self, node: Node, now: float) -> None:
+        """An idle tail that a block continues goes, since its tokens are held twice now."""
         shorter = self._index.shorter(node, self._usable)
         if shorter and not shorter.holds:
             self._evict(shorter, Fate.DUPLICATE, "cache", "a longer block holds it", now)
-        return node
 
     def _told_stored(self, node: Node, now: float) -> None:
         above = node.parent.key if node.parent and node.parent.parent else None
@@ -430,7 +434,7 @@ class KvCache:
 
     def _merge(self, node: Node, ours: list[BlockId], now: float) -> None:
         """Two sequences computed the same block: lease the one that is held and give ours back, or let it have ours
-        where a window had left it."""
+        where a window had left it: then its head serves again."""
         self._windows.hold(node, 0, [block == NO_BLOCK for block in node.blocks], now)
         node.last_used = now
         for g, block in enumerate(ours):
@@ -440,6 +444,7 @@ class KvCache:
                 self._pool.unhold(block)
                 self._pool.give([block])
         self._facts.emit(BlockMerged(now, node.key, node.blocks[0], ours[0]))
+        self._outgrown(node, now)
 
     def _make_room(self, goes: Goes, reason: str, now: float) -> None:
         by = self._eviction.name

@@ -256,14 +256,15 @@ class SlabPool(BlockPool):
         stays = list(self.leased_in)
         for block in spared:
             stays[self.slab_of[block]] += 1
-        anyones, own, kept = len(self.empty), [0] * len(slots), list(self.layout.kept)
-        for slab, kind in sorted(enumerate(self.kind_in), key=lambda pair: not stays[pair[0]]):
-            if kind is not None:
-                if stays[slab] or kept[kind] > 0:
-                    own[kind] += slots[kind] - stays[slab]
-                    kept[kind] -= 1
-                else:
-                    anyones += 1
+        anyones, own, idle = len(self.empty), [0] * len(slots), list(self.slabs_of)
+        for slab, kind in enumerate(self.kind_in):
+            if kind is not None and stays[slab]:
+                own[kind] += slots[kind] - stays[slab]
+                idle[kind] -= 1
+        for kind, kept in enumerate(self.layout.kept):
+            left = max(0, kept - self.slabs_of[kind] + idle[kind])
+            own[kind] += left * slots[kind]
+            anyones += idle[kind] - left
         slabs = [-(-max(0, n - own[kind]) // slots[kind]) for kind, n in wanted]
         if sum(slabs) <= anyones:
             return None
