@@ -95,7 +95,7 @@ class Plans:
         if parent is None or not parent.kids or start == limit or not self._tails:
             return path, None, behind
         found = self._index.closest(parent, tuple(tokens[start : min(limit, start + self._size)]), self.usable)
-        if found is None:
+        if found is None or found[1] == self._size:  # a whole block, but of another lineage than the longest way
             return path, None, behind
         node, n = found
         return path, Head(node.key, node.blocks[0], n, n == len(node.tokens) and not node.holds), behind
