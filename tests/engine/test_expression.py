@@ -208,6 +208,30 @@ def test_answers_of_one_guide_share_masks_and_guides_do_not() -> None:
     assert len(guides._known) == 2
 
 
+def test_a_guide_whose_answer_failed_is_compiled_anew() -> None:
+    """Copies share llguidance's lexer: one answer that uses it up must not fail all that are asked for later."""
+    loaded = model()
+    guides = Guides(loaded.tokenizer, loaded.shape.vocab, loaded.eos_ids)
+    guide = Guide("regex", r"([^\n](.|日| [a-z]){0,2}){10,200}é\.")
+    chance, first, beside = random.Random(0), guides.start(guide), guides.start(guide)
+    for _ in range(200):
+        ids = allowed(bits(first)).tolist()
+        if first.error is not None:
+            break
+        first.consume(chance.choice(ids))
+    assert "too many expressions" in str(first.error)
+    beside._place = None
+    bits(beside)
+    assert beside.error is not None, "what began before shares what is used up"
+    later = guides.start(guide)
+    later._place = None
+    assert len(allowed(bits(later))) > 1
+    assert later.error is None
+    failed = guides._compiled[guide]
+    beside._failed()
+    assert guides._compiled[guide] is failed, "one that was compiled since stays"
+
+
 def test_masks_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sends one expression after another pushes masks out, the least used first."""
     loaded = model()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -121,14 +121,24 @@ class Known:
 class Matcher:
     """The state of one guided answer."""
 
-    def __init__(self, matcher: LLMatcher, words: Words, known: Known, guide: int, place: Place | None) -> None:
-        """`guide`: its number, the same for all answers of one guide; `place` when it is an expression that is read."""
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        words: Words,
+        known: Known,
+        guide: int,
+        place: Place | None,
+        failed: Callable[[], None],
+    ) -> None:
+        """`guide`: its number, the same for all answers of one guide; `place` when it is an expression that is read;
+        `failed` is called when the answer cannot go on."""
         self.matcher = matcher
         self.vocab = len(words.tokens)
         self._words = words
         self._known = known
         self._guide = guide
         self._place = place
+        self._failed = failed
 
     @property
     def error(self) -> str | None:
@@ -138,6 +148,8 @@ class Matcher:
     def consume(self, token: Token) -> None:
         """The token that was chosen."""
         self.matcher.consume_token(token)
+        if self.matcher.is_error():
+            self._failed()
         if self._place is not None and token not in self._words.special:
             self._place.take(self._words.tokens[token])
 
@@ -149,7 +161,9 @@ class Matcher:
             mask[:] = found
             return
         self.matcher.unsafe_compute_mask_ptr(address, mask.nbytes)
-        if ahead is not None and not self.matcher.is_error():
+        if self.matcher.is_error():
+            self._failed()
+        elif ahead is not None:
             self._known.keep((self._guide, ahead), mask)
 
 
@@ -224,7 +238,16 @@ class Guides:
                 self._compiled.popitem(last=False)
             copy = compiled.matcher.deep_copy()
         place = None if compiled.expression is None else Place(compiled.expression, self._words.longest)
-        return Matcher(copy, self._words, self._known, compiled.number, place)
+        number = compiled.number
+        return Matcher(copy, self._words, self._known, number, place, lambda: self._forget(guide, number))
+
+    def _forget(self, guide: Guide, number: int) -> None:
+        """Compile a guide anew for the answers to come. All copies of one share llguidance's lexer: what that has built
+        for one answer counts for all, and when it reaches its limit none of them goes on, not even from the start."""
+        with self._lock:
+            compiled = self._compiled.get(guide)
+            if compiled is not None and compiled.number == number:
+                del self._compiled[guide]
 
     # These take a third of a second, so only those who need them pay.
     @cached_property
