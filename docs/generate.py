@@ -31,7 +31,8 @@ Every setting can be given in four ways. The first that is there wins:
 
 An unknown name in the file is refused, with the nearest known one. Amounts of memory are written like
 {MEMORY_FORMS}.
-A switch (true|false) is a flag without a value: `--insecure`, and with `no-` in front to turn it off, `--no-quality-gate`.
+A switch (true|false) is a flag without a value: `--insecure`, and with `no-` in front to turn it off,
+`--no-quality-gate`.
 `tenure chat`, `tenure bench` and `tenure doctor` take the settings that concern them under the same names.
 
 """
