@@ -20,7 +20,7 @@ constexpr int kBlockTokens = 32;
 constexpr int kTileTokens = 16;
 
 // What K or V is made of.
-//   int8: one f16 scale per token, symmetric
+//   int8: turned (turn.h), one f16 scale per token, symmetric
 //   int4: K: scale and least value per channel over the block's tokens; V: one f16 scale per token
 enum class Form : uint8_t { bf16, f32, int8, int4 };
 
