@@ -258,7 +258,7 @@ class Settings:
     overflow: Overflow = _knob(
         "refuse", choice(*get_args(Overflow)), MEMORY,
         "What to do with a conversation that outgrows its context, unless the request says: refuse it, trim its oldest "
-        "turns, or slide on without its middle.",
+        "turns, or slide on without its middle. `tenure chat` trims unless told otherwise.",
     )  # fmt: skip
     trim_steps: int = _knob(
         4, whole(1, 1024), MEMORY, "Trimming moves by the context divided by this, so that its prefix stays reusable."

@@ -152,6 +152,14 @@ def test_forgetting_that_may_be_taken_for_poor_reasoning() -> None:
     assert list(findings) == ["recoded"]
 
 
+def test_what_serving_in_fewer_bits_does_by_itself_is_no_loss() -> None:
+    """The open block is in bf16, and the head of a full one is computed again for a prompt that ends inside it."""
+    ends_inside = {"codec": {"int8": 128, "bf16": 19}, "recomputed_tokens": 29, "miss": {"reason": "below_minimum"}}
+    assert found(log(talk(), **receipt(**ends_inside)), {**HEADER, "codec": "int8", "declared": ["memory"]}) == {}
+    smaller = receipt(codec={"int8": 96, "int4": 32, "bf16": 19})
+    assert list(found(log(talk(), **smaller), {**HEADER, "codec": "int8"})) == ["recoded"]
+
+
 @pytest.mark.parametrize(
     ("kv", "evidence"),
     [({"preempted": 1, "recomputed_tokens": 70}, "kv.preempted"), ({"limit_cause": "pool"}, "kv.limit_cause"),

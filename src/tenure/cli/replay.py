@@ -56,7 +56,9 @@ class Options:
         str | None, _option("--model", "Whose tokenizer reads texts, whose bytes and steps count. Default: embedded.")
     ] = None
     weights: Annotated[str, _option("--weights", "How the model keeps its weights.")] = "auto"
-    kv_cache_dtype: Annotated[str, _option("--kv-cache-dtype", "How K and V are stored.")] = "auto"
+    kv_cache_dtype: Annotated[
+        str, _option("--kv-cache-dtype", "How K and V are stored; auto: as the trace says, else bf16.")
+    ] = "auto"
     jobs: Annotated[int | None, _option("--jobs", "Processes at the same time. Default: one for each core.", 1)] = None
     plot: Annotated[Path | None, _option("--plot", "Write hit rate against size of the cache to this SVG file.")] = None
     as_json: Annotated[bool, _option("--json", "Print the figures as JSON, and nothing else.")] = False
@@ -74,7 +76,7 @@ def replay(options: Options) -> int:
     found = jobs.census(source)
     if found.late and not options.as_json:
         complain(f"{found.late} requests are earlier than the one before them; they are taken to come with it")
-    codec = spec.codec("bf16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype).name
+    codec = spec.codec(_codec(options)).name
     budgets = options.memory or options.kv_cache_memory_bytes
     model = None if options.instant and not budgets else costs.anatomy_of(options.model)
     weights = costs.weights_format(options.weights)
@@ -99,6 +101,17 @@ def replay(options: Options) -> int:
     else:
         _show(rows, found, options, ([] if options.instant else [f"cost model: {known}"]) + list(notes))
     return 0
+
+
+def _codec(options: Options) -> str:
+    """As asked, else as the trace was served, else bf16."""
+    if options.kv_cache_dtype != "auto":
+        return options.kv_cache_dtype
+    from tenure import traces
+    from tenure.cli.files import lines
+
+    served = traces.header(lines(options.trace)).get("codec")
+    return served if isinstance(served, str) else "bf16"
 
 
 def _policies(options: Options) -> list[str]:
@@ -196,7 +209,8 @@ def _show(rows: Sequence[dict[str, Any]], found: Census, options: Options, notes
 
     print(
         f"{found.requests} requests, {found.prompt_tokens} prompt tokens, {found.unique_blocks} unique blocks of "
-        f"{found.block_tokens} tokens, {found.seconds:.0f} s; a cache that never forgets would hit {found.infinite:.1%}"
+        f"{found.block_tokens} tokens, {found.seconds:.0f} s; one that never "
+        f"forgets would hit {found.infinite:.1%} in whole blocks"
     )
     for note in notes:
         print(note)

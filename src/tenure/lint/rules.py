@@ -15,6 +15,7 @@ from tenure.lint.patterns import ADVICE, diverged, kin, text_of
 from tenure.policy import registry
 from tenure.sim.instant import InstantCache
 from tenure.sim.trace import TraceRequest
+from tenure.spec import CODECS
 
 REMEMBERED = 4096
 """Sessions and first messages held against newer ones; the oldest go first."""
@@ -213,7 +214,7 @@ class Lint:
                 forgotten,
             )  # fmt: skip
         declared = self.header.get("codec")
-        lower = sum(n for name, n in (kv.get("codec") or {}).items() if declared and name != declared)
+        lower = sum(n for name, n in (kv.get("codec") or {}).items() if declared and _is_lower(name, declared))
         if lower:
             self._losses.append(("kv.codec", where, 0))
             self._add(
@@ -222,9 +223,8 @@ class Lint:
                 "reasoning, ask again with exact precision, or give more memory",
                 0,
             )  # fmt: skip
-        again = int(kv.get("recomputed_tokens") or 0)
-        if kv.get("preempted") or again:
-            self._losses.append(("kv.preempted", where, again))
+        if kv.get("preempted"):
+            self._losses.append(("kv.preempted", where, int(kv.get("recomputed_tokens") or 0)))
         if kv.get("limit_cause") in ("pool", "context"):
             self._losses.append(("kv.limit_cause", where, 0))
         if _reason(request) == "evicted":
@@ -322,6 +322,12 @@ def _cached(request: TraceRequest) -> int | None:
     if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
         return int(details["cached_tokens"])
     return None
+
+
+def _is_lower(codec: str, declared: str) -> bool:
+    """Whether it has fewer bits than what was declared; the open block of a quantised one has more."""
+    bits = {known.name: known.k_bits + known.v_bits for known in CODECS.values()}
+    return codec != declared and bits.get(codec, 0) < bits.get(declared, 64)
 
 
 def _reason(request: TraceRequest) -> str | None:
