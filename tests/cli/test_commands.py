@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from tenure.cli import bench, chat, doctor, serve
-from tenure.cli.compose import NO_MODEL, http_settings, model_source
+from tenure.cli.compose import NO_MODEL, http_settings, model_source, progress
 from tenure.cli.lifecycle import bind
 from tenure.cli.main import app
 from tenure.cli.options import guarded
@@ -216,3 +216,16 @@ def test_a_command_named_alone_shows_those_below(words: tuple[str, ...]) -> None
     assert ("anonymise" if words else "serve") in result.stdout
     assert result.stdout == CliRunner().invoke(app, [*words, "--help"]).stdout
     assert CliRunner().invoke(app, [*words, "nonsense"]).exit_code == 2
+
+
+def test_long_work_says_a_line_now_and_then_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.cli.compose.LINE_EVERY_S", 0.0)
+    with progress() as told:
+        told("text", 0.25)
+    assert capsys.readouterr() == ("", "tenure: text, 25% done\n")
+    monkeypatch.setattr("tenure.cli.compose.LINE_EVERY_S", 60.0)
+    with progress() as told:
+        told("text", 0.5)
+    assert capsys.readouterr() == ("", "")

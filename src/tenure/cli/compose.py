@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.cli.gate import gate
 from tenure.cli.machine import Budget, budget, probe
+from tenure.cli.options import complain
 from tenure.cli.tenants_file import read_tenants
 from tenure.config import Settings
 from tenure.errors import ConfigError, ModelNotFound
@@ -32,6 +34,8 @@ PAIRS = {
     "int4": ("int4", "int4"),
 }  # fmt: skip
 """The forms of K and V that each codec is made of."""
+LINE_EVERY_S = 15.0
+"""Of progress, where there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +171,24 @@ def choose_isa(settings: Settings) -> None:
         os.environ["TENURE_ISA"] = settings.isa
 
 
+class _Lines:
+    """Progress on stderr where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + LINE_EVERY_S
+
+    def __call__(self, stage: str, share: float) -> None:
+        if time.monotonic() >= self._due:
+            complain(f"{stage}, {share:.0%} done")
+            self._due = time.monotonic() + LINE_EVERY_S
+
+
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str, float], None] | None]:
-    """A progress bar on a terminal, nothing elsewhere. The callback takes the stage and the share done, 0 to 1."""
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """A progress bar on a terminal; elsewhere a line now and then of what takes long. The callback takes the stage and
+    the share done, 0 to 1."""
     if not sys.stderr.isatty():
-        yield None
+        yield _Lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

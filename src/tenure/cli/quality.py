@@ -67,8 +67,7 @@ def measuring(settings: Settings) -> Iterator[tuple[Model, Callable[[str, float]
     from tenure.models import load
 
     with progress() as told:
-        tell = told or (lambda stage, share: None)
-        yield load(model_source(settings), weights=settings.weights, threads=settings.threads, progress=told), tell
+        yield load(model_source(settings), weights=settings.weights, threads=settings.threads, progress=told), told
 
 
 def read_text(file: Path | None) -> str:
