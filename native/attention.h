@@ -21,7 +21,6 @@ namespace tenure {
 constexpr int kSplitTokens = 512;
 constexpr int kStepTokens = 64;
 constexpr int kTilesPerStep = kStepTokens / kTileTokens;
-constexpr int kMaxHeadDim = 256;
 constexpr float kLowest = -1e30f;  // stands for minus infinity where a NaN must not arise
 // How far (log2) a score may exceed the running maximum before what was summed is scaled down: sums of 2^8 lose nothing
 // in f32, and a rescaling that is rare is a branch that is predicted.
@@ -111,7 +110,8 @@ namespace avx512 { extern const AttentionKernels attention_table; }
 const AttentionKernels& attention_kernels(const Isa& isa);
 
 constexpr int kMaxTileRows = 128;  // rows a span kernel takes at once
-// Per row its query in bf16 and as integers, its sums of turned V and of lanes, and what it sees; the V of one tile; and what a step expands, with ranges.
+// Per row its query in bf16 and as integers (or turned, in f32), its sums of turned V and of lanes, and what it sees; the V
+// of one tile; and what a step expands, with ranges.
 constexpr std::size_t span_scratch_bytes() {
     return kMaxTileRows * ((2 + 2 + 4) * kMaxHeadDim + 64 + sizeof(float) + sizeof(int)) + 2 * kTileTokens * kMaxHeadDim +
            2 * (4 * kBlockTokens + 8) * kMaxHeadDim + 8 * kStepTokens;

@@ -64,8 +64,8 @@ TENURE_INLINE void scores(const Step& step, const uint16_t* q, int head_dim, __m
 }
 
 // The running softmax of one row takes in 64 scores, of which it sees some (all of them unless masked).
-// `v_scale`: what the probabilities are multiplied by before they are rounded, if scaled; `wide`: those before rounding. `turned`: another sum like o, or
-// null.
+// `v_scale`: what the probabilities are multiplied by before they are rounded, if scaled; `wide`: those before rounding.
+// `turned`: another sum like o, or null.
 template <bool masked, bool scaled>
 TENURE_INLINE void absorb(const __m512* score, Seen sees, int head_dim, float* o, float* turned, float* m, float* l,
                           [[maybe_unused]] const float* v_scale, uint16_t* p, [[maybe_unused]] float* wide) {
@@ -359,7 +359,8 @@ void turn_back(const Span& span, const Work& work, const Part& part) {
 
 void span_bf16(const Span& span, const Part& part, void* memory) {
     auto& scratch = *static_cast<Scratch*>(memory);
-    Work work{scratch.q, scratch.q16, scratch.q_scale, false, scratch.l, scratch.visible, scratch.turned, false, span.window, span.soft_cap};
+    Work work{scratch.q,       scratch.q16,    scratch.q_scale, false,       scratch.l,
+              scratch.visible, scratch.turned, false,           span.window, span.soft_cap};
     prefetch_first_step(span);
     prepare_rows(span, part, work);
     const int end = span.seen_end();

@@ -18,6 +18,7 @@ namespace tenure {
 
 constexpr int kBlockTokens = 32;
 constexpr int kTileTokens = 16;
+constexpr int kMaxHeadDim = 256;
 
 // What K or V is made of.
 //   int8: turned (turn.h), one f16 scale per token, symmetric

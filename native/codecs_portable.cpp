@@ -148,10 +148,8 @@ TENURE_INLINE u32x16 round_lanes(f32x16 x) {
 
 // ---- encoding
 
-constexpr int kMaxDim = 256;
-
 void encode_k8(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_dim) {
-    f32x16 k[kMaxDim];
+    f32x16 k[kMaxHeadDim];
     for (int tile = 0; tile < kTiles; tile++, out += kTileTokens * head_dim) {
         const uint8_t* keys = staged_keys(staged, tile, head_dim);
         for (int d = 0; d < head_dim; d += 2) {
@@ -181,7 +179,7 @@ void unstage_value(const uint8_t* staged, int token, int head_dim, float* out) {
 
 // The V of a token turned, as integers; its scale is stored.
 void encode_value(const uint8_t* staged, int token, uint8_t* scale, int head_dim, i32x16* out) {
-    alignas(64) float v[kMaxDim];
+    alignas(64) float v[kMaxHeadDim];
     unstage_value(staged, token, head_dim, v);
     turn(v, head_dim);
     f32x16 top = {};
@@ -191,7 +189,7 @@ void encode_value(const uint8_t* staged, int token, uint8_t* scale, int head_dim
 }
 
 void encode_v8(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_dim) {
-    i32x16 even[kMaxDim / 16], odd[kMaxDim / 16];
+    i32x16 even[kMaxHeadDim / 16], odd[kMaxHeadDim / 16];
     for (int token = 0; token < kBlockTokens; token += 2, out += 2 * head_dim) {
         encode_value(staged, token, scales + 2 * token, head_dim, even);
         encode_value(staged, token + 1, scales + 2 * token + 2, head_dim, odd);
@@ -281,8 +279,8 @@ void encode_levels(float* v, uint8_t* scale, int head_dim, i32x16* index) {
 }
 
 void encode_v4(const uint8_t* staged, uint8_t* scales, uint8_t* out, int head_dim) {
-    alignas(64) float v[kMaxDim];
-    i32x16 even[kMaxDim / 16], odd[kMaxDim / 16];
+    alignas(64) float v[kMaxHeadDim];
+    i32x16 even[kMaxHeadDim / 16], odd[kMaxHeadDim / 16];
     for (int token = 0; token < kBlockTokens; token += 2) {
         unstage_value(staged, token, head_dim, v);
         encode_levels(v, scales + 2 * token, head_dim, even);
@@ -413,24 +411,20 @@ void expand_v4(const uint8_t* scales, const uint8_t* in, int head_dim, const Exp
 
 // Where the parts of an encoded head begin.
 template <Form k_form, Form v_form>
-struct Parts {
-    int64_t v_scales, k, v;
-    explicit Parts(int head_dim)
-        : v_scales(k_scale_bytes(k_form, head_dim)),
-          k(v_scales + v_scale_bytes(v_form)),
-          v(k + value_bytes(k_form, head_dim)) {}
-};
+HeadParts parts(int head_dim) {
+    return head_parts({nullptr, k_form, v_form}, head_dim);
+}
 
 template <Form k_form, Form v_form>
 void encode(const uint8_t* staged, uint8_t* head, int head_dim) {
-    const Parts<k_form, v_form> at(head_dim);
+    const HeadParts at = parts<k_form, v_form>(head_dim);
     (k_form == Form::int8 ? encode_k8 : encode_k4)(staged, head, head + at.k, head_dim);
     (v_form == Form::int8 ? encode_v8 : encode_v4)(staged, head + at.v_scales, head + at.v, head_dim);
 }
 
 template <Form k_form, Form v_form>
 void expand(const uint8_t* head, int head_dim, const Expanded& out) {
-    const Parts<k_form, v_form> at(head_dim);
+    const HeadParts at = parts<k_form, v_form>(head_dim);
     (k_form == Form::int8 ? expand_k8 : expand_k4)(head, head + at.k, head_dim, out);
     (v_form == Form::int8 ? expand_v8 : expand_v4)(head + at.v_scales, head + at.v, head_dim, out);
 }
@@ -440,7 +434,7 @@ void expand(const uint8_t* head, int head_dim, const Expanded& out) {
 template <Form k_form, Form v_form>
 void prepare(const uint8_t* head, int head_dim, const Expanded& out) {
 #if defined(__AVX512BF16__)
-    const Parts<k_form, v_form> at(head_dim);
+    const HeadParts at = parts<k_form, v_form>(head_dim);
     if (k_form == Form::int8)
         expand_scales(head, out.k_scale);
     else if (out.four_bits)
@@ -459,12 +453,12 @@ void prepare(const uint8_t* head, int head_dim, const Expanded& out) {
 // The staged head that an encoded one stands for, as near as bf16 comes.
 template <Form k_form, Form v_form>
 void restore(const uint8_t* head, uint8_t* staged, int head_dim) {
-    alignas(64) float k_scale[kBlockTokens], v_scale[kBlockTokens], v[kMaxDim];
+    alignas(64) float k_scale[kBlockTokens], v_scale[kBlockTokens], v[kMaxHeadDim];
     expand<k_form, v_form>(head, head_dim, {staged, k_scale, v_scale});
     for (int tile = 0; tile < kTiles; tile++) {
         uint8_t* keys = staged + 2 * tile * 2 * kTileTokens * head_dim;
         const auto scale = load<f32x16>(k_scale + kTileTokens * tile);
-        f32x16 k[kMaxDim];
+        f32x16 k[kMaxHeadDim];
         for (int d = 0; d < head_dim; d += 2) {
             const auto pair = load<u32x16>(keys + 32 * d);
             k[d] = low_bf16(pair) * scale;

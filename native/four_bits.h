@@ -13,10 +13,8 @@ namespace {
 constexpr uint32_t kScaleShift = 20, kScaleBias = (127 - 20) << 23;
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-constexpr int kMaxChannels = 256;
-
 struct Ranges {
-    alignas(64) float scale[kMaxChannels], least[kMaxChannels];
+    alignas(64) float scale[kMaxHeadDim], least[kMaxHeadDim];
 };
 
 TENURE_INLINE void read_ranges(const uint8_t* scales, int head_dim, Ranges& out) {
