@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tenure.cli import figures as shelf
 from tenure.cli.gate import floor_of, gate
 from tenure.config import resolve
 from tenure.errors import ConfigError
-from tenure.lab.gate import Floor, Quality, measure, repeats, shipped_text, text_id
+from tenure.lab.gate import Floor, Quality, collapse, measure, repeats, shipped_text, text_id
 from tenure.lab.probe import F32, Probe
 from tenure.models.loader import Model
 
@@ -86,6 +88,25 @@ def test_everything_is_measured(tiny: Model) -> None:
     assert 0 <= found.collapse <= 1
 
 
+class Looping(Probe):
+    """A codec after which the model says the same few words again and again."""
+
+    def feed(self, tokens: Sequence[Sequence[int]], *, last_only: bool = False) -> F32:
+        logits = super().feed(tokens, last_only=last_only)
+        for row, new in zip(logits, tokens, strict=True):
+            row[(new[-1] + 1) % 5] += 100.0
+        return logits
+
+
+def test_a_codec_that_makes_a_model_repeat_itself_is_refused(tiny: Model) -> None:
+    text = shipped_text()[:3000]
+    exact = replace(GOOD, collapse=collapse(tiny, "bf16", text, Probe))
+    loops = replace(GOOD, collapse=collapse(tiny, "int8", text, Looping))
+    assert (exact.collapse, loops.collapse) == (0.0, 1.0)
+    assert "100% more of its runs end in repetition" in Floor().misses(loops, exact)
+    assert Floor().misses(exact, exact) == ""
+
+
 def test_a_short_text_is_refused_with_the_numbers(tiny: Model) -> None:
     with pytest.raises(ConfigError, match="at least 256"):
         measure(tiny, ["int8"], "too short", quick=True)
@@ -127,11 +148,11 @@ def test_serving_is_refused_below_the_floor_and_the_nearest_codec_named(tiny: Mo
     text = text_id(shipped_text())
     shelf.keep(tiny.fingerprint, "tiny", text, {"int4": BAD, "k8v4": BAD, "int8": GOOD, "bf16": GOOD})
     with pytest.raises(ConfigError, match=r"KL 0\.3000 above 0\.025.*nearest codec that passes is int8 \(KL 0\.0020"):
-        gate(tiny, "int4", settings_of(), None)
-    assert "KL 0.0020, top-1 0.950" in gate(tiny, "int8", settings_of(), None)
-    assert "KL 0.3000" in gate(tiny, "int4", settings_of(quality_floor="0.5,0.4"), None)
-    assert "not measured" in gate(tiny, "int4", settings_of(quality_gate=False), None)
-    assert gate(tiny, "bf16", settings_of(), None) == "exact"
+        gate(tiny, "int4", settings_of(), lambda stage, share: None)
+    assert "KL 0.0020, top-1 0.950" in gate(tiny, "int8", settings_of(), lambda stage, share: None)
+    assert "KL 0.3000" in gate(tiny, "int4", settings_of(quality_floor="0.5,0.4"), lambda stage, share: None)
+    assert "not measured" in gate(tiny, "int4", settings_of(quality_gate=False), lambda stage, share: None)
+    assert gate(tiny, "bf16", settings_of(), lambda stage, share: None) == "exact"
 
 
 def test_figures_of_another_version_are_measured_again(
