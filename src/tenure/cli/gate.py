@@ -49,7 +49,7 @@ def floor_of(settings: Settings) -> Floor:
         raise ConfigError("quality_floor", f"--quality-floor {settings.quality_floor!r}: {error}") from None
 
 
-def gate(model: Model, codec: str, settings: Settings, told: Callable[[str, float], None] | None) -> str:
+def gate(model: Model, codec: str, settings: Settings, told: Callable[[str, float], None]) -> str:
     """Pass the codec that is to be served: a line with its figure. ConfigError, with the numbers and the nearest codec
     that passes, when it misses the floor. What was never measured is, on a short text."""
     floor = floor_of(settings)
@@ -60,9 +60,8 @@ def gate(model: Model, codec: str, settings: Settings, told: Callable[[str, floa
     from tenure.lab.gate import shipped_text
     from tenure.spec import CODECS
 
-    tell = told or (lambda stage, share: None)
     words = shipped_text()
-    found = figures(model, [codec], words, tell, quick=True)
+    found = figures(model, [codec], words, told, quick=True)
     reason = floor.misses(found[codec])
     if not reason:
         own = found[codec]
@@ -70,7 +69,7 @@ def gate(model: Model, codec: str, settings: Settings, told: Callable[[str, floa
     # From the smallest that is larger than the one refused, up to bf16, which is no distance from itself.
     known = [name for name in CODECS if name != "f32"]
     for name in reversed(known[: known.index(codec)]):
-        other = figures(model, [name], words, tell, quick=True)
+        other = figures(model, [name], words, told, quick=True)
         if not floor.misses(other[name]):
             break
     raise ConfigError(
